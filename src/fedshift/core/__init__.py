@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: the mathematics every other room stands on."""

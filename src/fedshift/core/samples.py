@@ -1,0 +1,282 @@
+"""Samples of laws: checked rows with weights, in an order that depends on their content alone.
+
+An estimator never sees what a user passed in; it sees two `Sample` objects. A sample is the
+empirical law of its rows: duplicates are merged into weights and rows are sorted by a hash of
+their content. So *every* estimator is blind to row order and to duplicating a sample set, and
+folds cut from the stored order can never put twins on both sides of a split.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedshift.errors import ConstantColumns, DisjointSupport, InputError, PrecisionLoss
+
+Array = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.floating[Any]]
+Float64Array = npt.NDArray[np.float64]
+Rows = npt.ArrayLike | torch.Tensor
+Laws = Rows | Mapping[Any, Rows]
+
+#: Rows handled at a time where memory must stay bounded.
+BLOCK = 65_536
+
+
+def as_rows(x: Rows, *, name: str) -> FloatArray:
+    """Checked rows as a float array of shape (n, ...), at least 2-d, finite.
+
+    Float32 and float64 are kept; float16 becomes float32; integers and booleans become float64.
+
+    Parameters
+    ----------
+    x : array-like or torch.Tensor
+        Rows along the first axis. A 1-d array is one column.
+    name : str
+        What to call the thing in an error.
+
+    Raises
+    ------
+    InputError
+        If there are no rows, no columns, values that are not numbers, or NaN or infinite values.
+    """
+    if isinstance(x, torch.Tensor):
+        x = x.detach().cpu()
+        if x.dtype == torch.bfloat16:
+            x = x.float()
+        x = x.numpy()
+    try:
+        a = np.asarray(x)
+    except ValueError as error:
+        raise InputError(f"{name} must be rows of equal length; got a ragged list: {error}") from None
+    if a.ndim == 0:
+        raise InputError(f"{name} must hold rows; got the single value {a!r}; pass an array (n, d)")
+    if a.dtype == object:
+        try:
+            a = a.astype(np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputError(
+                f"{name} must hold numbers; got objects ({error}); encode text and categories first"
+            ) from None
+    if a.dtype.kind in "USOMmcV":
+        raise InputError(
+            f"{name} must hold real numbers; got dtype {a.dtype}; encode text, dates and "
+            "categories as numbers first"
+        )
+    if a.ndim == 1:
+        a = a[:, None]
+    if a.shape[0] == 0 or 0 in a.shape[1:]:
+        raise InputError(
+            f"{name} must have at least one row and one column; got shape {a.shape}; "
+            "check the filter that made it"
+        )
+    if a.dtype.kind in "biu":
+        a = _integers_as_float64(a, name)
+    elif a.dtype == np.float16:
+        a = a.astype(np.float32)
+    elif a.dtype not in (np.float32, np.float64):
+        a = a.astype(np.float64)
+    _check_finite(a, name)
+    return a
+
+
+def _integers_as_float64(a: Array, name: str) -> Float64Array:
+    out = a.astype(np.float64)
+    if a.dtype.itemsize == 8 and np.abs(out).max() > 2.0**53:
+        warnings.warn(
+            f"{name} holds integers beyond 2**53, which float64 rounds; if they are identifiers, "
+            "drop that column, otherwise rescale it",
+            PrecisionLoss,
+            stacklevel=4,
+        )
+    return out
+
+
+def _check_finite(a: FloatArray, name: str) -> None:
+    for start in range(0, len(a), BLOCK):
+        block = a[start : start + BLOCK]
+        finite = np.isfinite(block)
+        if not finite.all():
+            i, *rest = (int(v) for v in np.argwhere(~finite)[0])
+            where = rest[0] if len(rest) == 1 else tuple(rest)
+            value = block[(i, *rest)]
+            raise InputError(
+                f"{name} must be finite; got {value} in row {start + i}, column {where}; "
+                "drop or impute such rows before estimating ratios"
+            )
+
+
+def row_hash(x: FloatArray) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of each row's content, equal for equal rows whatever the float type.
+
+    Each value's bits are mixed (so that small integers, whose low bits are all zero, spread),
+    multiplied by a number of its own for the column, and summed modulo 2**64.
+    """
+    flat = x.reshape(len(x), -1)
+    columns = np.random.default_rng(0x5EED).integers(
+        0, 2**64, size=flat.shape[1], dtype=np.uint64, endpoint=False
+    ) | np.uint64(1)
+    out = np.empty(len(flat), dtype=np.uint64)
+    step = max(1, BLOCK * 16 // flat.shape[1])
+    for start in range(0, len(flat), step):
+        # adding zero turns -0.0 into 0.0, which compares equal but has other bits
+        h = (flat[start : start + step].astype(np.float64) + 0.0).view(np.uint64)
+        h ^= h >> np.uint64(32)
+        h *= np.uint64(0xD6E8FEB86659FD93)
+        h ^= h >> np.uint64(32)
+        h *= columns
+        h ^= h >> np.uint64(29)
+        out[start : start + step] = h.sum(axis=1, dtype=np.uint64)
+    return out
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The empirical law of some rows.
+
+    Attributes
+    ----------
+    x : ndarray (n, ...)
+        Distinct rows, ordered by content.
+    weight : ndarray (n,)
+        Probability of each row; sums to one.
+    inverse : ndarray (n_given,)
+        ``x[inverse]`` are the rows as they were given.
+    """
+
+    x: FloatArray
+    weight: Float64Array
+    inverse: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, *laws: FloatArray) -> Sample:
+        """The mixture of laws in which each law counts once, whatever its number of rows."""
+        x = laws[0] if len(laws) == 1 else np.concatenate(laws)
+        mass = np.concatenate([np.full(len(rows), 1.0 / (len(laws) * len(rows))) for rows in laws])
+        _, index, inverse = np.unique(row_hash(x), return_index=True, return_inverse=True)
+        weight = np.bincount(inverse, weights=mass)
+        return cls(x[index], weight / weight.sum(), inverse)
+
+    def __len__(self) -> int:
+        """Number of distinct rows."""
+        return len(self.x)
+
+    @property
+    def flat(self) -> FloatArray:
+        """The rows as vectors, shape (n, d)."""
+        return self.x.reshape(len(self.x), -1)
+
+    def take(self, index: Array) -> Sample:
+        """The law restricted to some rows (their indices or a mask), renormalised."""
+        weight = self.weight[index]
+        x = self.x[index]
+        return Sample(x, weight / weight.sum(), np.arange(len(x)))
+
+    def map(self, x: FloatArray) -> Sample:
+        """The same law after its rows were transformed, row by row, into `x`."""
+        return Sample(x, self.weight, self.inverse)
+
+    def folds(self, k: int, *, seed: int = 0) -> list[tuple[Sample, Sample]]:
+        """`k` pairs (kept, held out) that partition the rows."""
+        fold = fold_of(len(self), k, seed=seed)
+        return [(self.take(fold != j), self.take(fold == j)) for j in range(k)]
+
+    def mean(self, values: Float64Array) -> float:
+        """Expectation of `values`, one a row, under this law."""
+        return float(np.dot(self.weight, values))
+
+
+def fold_of(n: int, k: int, *, seed: int = 0) -> npt.NDArray[np.intp]:
+    """Fold number of each of `n` rows: sizes differ by at most one."""
+    return np.random.default_rng(seed).permutation(np.arange(n) % k)
+
+
+def blocks(n: int, size: int = BLOCK) -> Iterator[slice]:
+    """Slices that cover ``range(n)``."""
+    for start in range(0, n, size):
+        yield slice(start, min(n, start + size))
+
+
+def read_pair(
+    source: Rows, target: Laws, *, min_rows: int = 2
+) -> tuple[Sample, Sample, int, tuple[int, ...]]:
+    """Checked source and target laws.
+
+    Parameters
+    ----------
+    source : rows (n, ...)
+    target : rows (m, ...) or a mapping of name to rows
+        A mapping is a set of laws; the pooled law counts each once.
+    min_rows : int
+        Fewest rows a law may have.
+
+    Returns
+    -------
+    source, target : Sample
+    n_laws : int
+        Number of target laws.
+    shape : tuple of int
+        Shape of one row.
+    """
+    s = as_rows(source, name="source")
+    if isinstance(target, Mapping):
+        if not target:
+            raise InputError("target must hold at least one law; got an empty mapping")
+        named = {f"target[{key!r}]": rows for key, rows in target.items()}
+    else:
+        named = {"target": target}
+    laws = {name: as_rows(rows, name=name) for name, rows in named.items()}
+    for name, rows in {"source": s, **laws}.items():
+        if rows.shape[1:] != s.shape[1:]:
+            raise InputError(
+                f"{name} must have rows of the same shape as source {s.shape[1:]}; "
+                f"got {rows.shape[1:]}; select the same columns in the same order"
+            )
+        if len(rows) < min_rows:
+            raise InputError(
+                f"{name} must have at least {min_rows} rows; got {len(rows)}; "
+                "collect more rows or merge laws"
+            )
+    _check_columns(s, list(laws.values()))
+    return Sample.of(s), Sample.of(*laws.values()), len(laws), s.shape[1:]
+
+
+def _check_columns(source: FloatArray, laws: list[FloatArray]) -> None:
+    low, high = source.min(axis=0), source.max(axis=0)
+    t_low = np.min([rows.min(axis=0) for rows in laws], axis=0)
+    t_high = np.max([rows.max(axis=0) for rows in laws], axis=0)
+    constant = (low == high) & (t_low == t_high) & (low == t_low)
+    # blank border pixels are ordinary, a constant column of a table is not
+    if source.ndim == 2 and constant.any():
+        names = _names(constant)
+        if constant.all():
+            raise InputError(
+                "source and target must differ somewhere; every column holds one and the same "
+                "value; check the file or the selection of columns"
+            )
+        warnings.warn(
+            f"columns {names} hold one value in source and target; they carry no information "
+            "about the shift; drop them to silence this",
+            ConstantColumns,
+            stacklevel=4,
+        )
+    apart = (t_low > high) | (t_high < low)
+    if apart.any():
+        warnings.warn(
+            f"columns {_names(apart)} have no value in common: every target value lies outside "
+            "the source's range, so no weighting of source rows can stand for the target; check "
+            "units and coding, or drop the column",
+            DisjointSupport,
+            stacklevel=4,
+        )
+
+
+def _names(mask: npt.NDArray[np.bool_], most: int = 8) -> str:
+    where = [int(i[0]) if len(i) == 1 else tuple(int(v) for v in i) for i in np.argwhere(mask)]
+    return ", ".join(map(str, where[:most])) + (", ..." if len(where) > most else "")
