@@ -74,11 +74,14 @@ class Task:
         Makes a :class:`Sample` from a random generator.
     bar : float, optional
         Absolute bound on the NMSE, for a task whose best attainable figure is zero.
+    labelled : bool
+        Whether the samples have labels for the downstream test.
     """
 
     name: str
     draw: Callable[[np.random.Generator], Sample]
     bar: float | None = None
+    labelled: bool = False
 
     def make(self, seed: int) -> Sample:
         """Draw the sample of one seed (the same in every environment)."""
@@ -321,7 +324,7 @@ def _images(folder: Path, side: int) -> Task:
             x = np.pad(x, ((0, 0), (2, 2), (2, 2))).reshape(-1, 8, 4, 8, 4).mean((2, 4))
         return label_shift(x.reshape(len(x), -1), labels[rows], 5.0, rng, per_side=0.38)
 
-    return Task(f"{folder.name}_{side}x{side}", draw)
+    return Task(f"{folder.name}_{side}x{side}", draw, labelled=True)
 
 
 # Lists ------------------------------------------------------------------------------------------
@@ -330,7 +333,7 @@ TASKS: tuple[Task, ...] = (
     *(_mean_shift(d, 1000) for d in (1, 2, 10, 50, 100)),
     *(_mean_shift(d, 5000) for d in (10, 100)),
     *(_narrowed(d) for d in (2, 10, 50)),
-    Task("digits", _digits),
+    Task("digits", _digits, labelled=True),
 )
 
 

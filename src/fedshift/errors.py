@@ -22,6 +22,10 @@ class DataNotFoundError(FedshiftError, FileNotFoundError):
     """A named data set is neither in the data folder nor at the usual places."""
 
 
+class OutputError(FedshiftError, OSError):
+    """A result cannot be written where it was asked for."""
+
+
 class FedshiftWarning(UserWarning):
     """Root of all warnings given by fedshift."""
 
@@ -69,6 +73,7 @@ __all__ = [
     "LowCoverage",
     "LowEffectiveSampleSize",
     "NotConverged",
+    "OutputError",
     "PrecisionLoss",
     "RatioDirection",
     "WeightsNotUsedError",

@@ -54,7 +54,9 @@ def as_rows(x: Rows, *, name: str) -> FloatArray:
     try:
         a = np.asarray(x)
     except ValueError as error:
-        raise InputError(f"{name} must be rows of equal length; got a ragged list: {error}") from None
+        raise InputError(
+            f"{name} must be rows of equal length; got a ragged list: {error}"
+        ) from None
     if a.ndim == 0:
         raise InputError(f"{name} must hold rows; got the single value {a!r}; pass an array (n, d)")
     if a.dtype == object:

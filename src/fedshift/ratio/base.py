@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
 from fedshift.core.bregman import Divergence, bregman_risk
@@ -27,7 +28,11 @@ from fedshift.core.samples import (
     blocks,
     read_pair,
 )
+from fedshift.core.threads import threads_for
 from fedshift.errors import InputError, RatioDirection
+
+#: rows (n, ...) ↦ log ratios (n, m) of m models fitted together
+Path = Callable[[FloatArray], Float64Array]
 
 
 class RatioEstimator(BaseEstimator):
@@ -54,8 +59,9 @@ class RatioEstimator(BaseEstimator):
         s, t, n_laws, shape = read_pair(source, target, min_rows=self._min_rows)
         self.n_laws_ = n_laws
         self.row_shape_ = shape
-        self._fit(s, t)
-        self._check_direction(s, t)
+        with threads_for(s.x.size + t.x.size):
+            self._fit(s, t)
+            self._check_direction(s, t)
         return self
 
     def log_ratio(self, X: Rows) -> Any:
@@ -85,15 +91,23 @@ class RatioEstimator(BaseEstimator):
         """
         check_is_fitted(self, "row_shape_")
         s, t, _, _ = read_pair(source, target, min_rows=1)
-        return -bregman_risk(
-            self._predict(s.x), self._predict(t.x), divergence, s.weight, t.weight
-        )
+        return -bregman_risk(self._predict(s.x), self._predict(t.x), divergence, s.weight, t.weight)
 
     def _fit(self, source: Sample, target: Sample) -> None:
         raise TypeError(f"{type(self).__name__} must define _fit")
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
         raise TypeError(f"{type(self).__name__} must define _log_ratio")
+
+    def _path(self, source: Sample, target: Sample) -> Path:
+        """Fit on a pair of laws and forget: the models this estimator would choose among.
+
+        One column here; an estimator with a tuning path gives a column for each value.
+        """
+        model = clone(self)
+        model.n_laws_, model.row_shape_ = 1, source.x.shape[1:]
+        model._fit(source, target)
+        return lambda x: model._predict(x)[:, None]
 
     def _predict(self, x: FloatArray) -> Float64Array:
         """Log ratio of the pooled law, block by block so that memory stays bounded."""

@@ -1,0 +1,154 @@
+r"""Calibrating and stacking log ratios on rows their models have not seen.
+
+A model that is right about *which* rows are more target-like is often wrong about *how much*:
+its log ratio runs off to infinity where the truth is bounded. `Saturation` mends that with four
+numbers. Suppose the shift only changes the proportions of two groups; then
+
+.. math:: r(x) = \frac{r_0 + r_1 e^{u}}{1 + e^{u}}, \qquad u = a\,s(x) + b,
+
+with s the model's log ratio, u the log odds of the second group, and r between r0 and r1. With
+r0 → 0 and r1 → ∞ it is the straight line a s + b, so nothing is lost where no bound exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from fedshift.core.samples import Float64Array
+
+
+def log_loss(
+    source: Float64Array,
+    target: Float64Array,
+    source_weight: Float64Array,
+    target_weight: Float64Array,
+) -> float:
+    """E_source softplus(s) + E_target softplus(−s): the LR divergence of log ratios s."""
+    return float(
+        source_weight @ np.logaddexp(0.0, source) + target_weight @ np.logaddexp(0.0, -target)
+    )
+
+
+def information(n_source: int, n_target: int) -> float:
+    """Twice the harmonic mean of the sizes over two: turns a mean loss into nats of evidence."""
+    return 2.0 * n_source * n_target / (n_source + n_target)
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """A monotone map of log ratios onto the interval (low, high).
+
+    Attributes
+    ----------
+    slope, shift : float
+        a and b of u = a s + b.
+    low, high : float
+        log r0 < 0 < log r1: the bounds of the mapped log ratio.
+    """
+
+    slope: float
+    shift: float
+    low: float
+    high: float
+
+    #: no bound beyond e^±12 is ever learned from data
+    LIMIT = 12.0
+
+    def __call__(self, log_ratio: Float64Array) -> Float64Array:
+        """Mapped log ratios."""
+        u = self.slope * log_ratio + self.shift
+        return np.asarray(np.logaddexp(self.low, self.high + u) - np.logaddexp(0.0, u))
+
+    @classmethod
+    def fit(
+        cls,
+        source: Float64Array,
+        target: Float64Array,
+        source_weight: Float64Array,
+        target_weight: Float64Array,
+    ) -> Self:
+        """The map with the lowest log loss on held-out log ratios."""
+
+        def of(t: Float64Array) -> Self:
+            return cls(float(np.exp(t[0])), float(t[1]), -float(np.exp(t[2])), float(np.exp(t[3])))
+
+        def loss(t: Float64Array) -> tuple[float, Float64Array]:
+            m = of(t)
+            value, gradient = 1e-4 * t[0] ** 2, np.array([2e-4 * t[0], 0.0, 0.0, 0.0])
+            for s, w, sign in ((source, source_weight, 1.0), (target, target_weight, -1.0)):
+                u = m.slope * s + m.shift
+                out = np.logaddexp(m.low, m.high + u) - np.logaddexp(0.0, u)
+                value += float(w @ np.logaddexp(0.0, sign * out))
+                d_out = sign * w * expit(sign * out)
+                high_share = expit(m.high + u - m.low)
+                d_u = d_out * (high_share - expit(u))
+                gradient += [
+                    m.slope * float(d_u @ s),
+                    float(d_u.sum()),
+                    m.low * float(d_out @ (1.0 - high_share)),
+                    m.high * float(d_out @ high_share),
+                ]
+            return value, gradient
+
+        edge = np.log([0.05, cls.LIMIT])
+        bounds = [(-3.0, 3.0), (-15.0, 15.0), tuple(edge), tuple(edge)]
+        starts = ([0.0, -0.5 * c, np.log(c), np.log(c)] for c in (1.5, 4.0))
+        fits = [minimize(loss, x0, jac=True, method="L-BFGS-B", bounds=bounds) for x0 in starts]
+        return of(min(fits, key=lambda f: f.fun).x)
+
+
+def worthwhile_saturation(
+    source: Float64Array,
+    target: Float64Array,
+    source_weight: Float64Array,
+    target_weight: Float64Array,
+) -> Saturation | None:
+    """A saturation, if its gain on held-out rows outweighs its three extra numbers (BIC)."""
+    fitted = Saturation.fit(source, target, source_weight, target_weight)
+    before = log_loss(source, target, source_weight, target_weight)
+    after = log_loss(fitted(source), fitted(target), source_weight, target_weight)
+    nats = (before - after) * information(len(source), len(target))
+    return fitted if nats > 1.5 * np.log(len(source) + len(target)) else None
+
+
+def stack(
+    source: Float64Array,
+    target: Float64Array,
+    source_weight: Float64Array,
+    target_weight: Float64Array,
+) -> tuple[Float64Array, float]:
+    """Non-negative coefficients and an intercept that combine held-out log ratios.
+
+    Parameters
+    ----------
+    source, target : ndarray (n, m), (n', m)
+        Held-out log ratios of m models.
+
+    Returns
+    -------
+    coefficients : ndarray (m,)
+    intercept : float
+        Minimise the log loss of ``scores @ coefficients + intercept``.
+    """
+    m = source.shape[1]
+
+    def loss(t: Float64Array) -> tuple[float, Float64Array]:
+        value, gradient = 0.0, np.zeros(m + 1)
+        for s, w, sign in ((source, source_weight, 1.0), (target, target_weight, -1.0)):
+            out = sign * (s @ t[:m] + t[m])
+            value += float(w @ np.logaddexp(0.0, out))
+            d = sign * w * expit(out)
+            gradient[:m] += d @ s
+            gradient[m] += d.sum()
+        return value, gradient
+
+    start = np.append(np.full(m, 1.0 / m), 0.0)
+    bounds = [(0.0, None)] * m + [(None, None)]
+    t = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+    coefficients = np.where(t[:m] > 1e-3, t[:m], 0.0)
+    return coefficients, float(t[m])

@@ -1,0 +1,120 @@
+"""Feature maps for models that are linear in what they learn.
+
+A map is made from the pooled rows of source and target and never changes when the two are
+exchanged, so that ratios built on it change sign and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from scipy.spatial.distance import cdist, pdist
+
+from fedshift.core.samples import Float64Array, FloatArray, Sample, blocks
+from fedshift.errors import InputError
+
+FeatureMap = Callable[[FloatArray], Float64Array]
+FeatureName = Literal["linear", "squares", "quadratic", "kernel"]
+NAMES: tuple[FeatureName, ...] = ("linear", "squares", "quadratic", "kernel")
+
+
+def pooled_moments(*samples: Sample) -> tuple[Float64Array, Float64Array]:
+    """Mean and standard deviation per column of the rows of several samples, by size.
+
+    Columns that do not vary get standard deviation one.
+    """
+    total = float(sum(len(s) for s in samples))
+    shift = samples[0].flat[0].astype(np.float64)  # against cancellation in the variance
+    first = np.zeros_like(shift)
+    second = np.zeros_like(shift)
+    for s in samples:
+        for b in blocks(len(s)):
+            x = s.flat[b].astype(np.float64) - shift
+            w = s.weight[b] * (len(s) / total)
+            first += w @ x
+            second += w @ np.square(x)
+    variance = second - np.square(first)
+    floor = 1e-14 * np.maximum(second, np.square(shift))  # rounding, not variation
+    sd = np.sqrt(np.where(variance > floor, variance, 1.0))
+    return first + shift, sd
+
+
+def feature_map(
+    name: FeatureName,
+    source: Sample,
+    target: Sample,
+    *,
+    width: float = 1.0,
+    n_centers: int = 250,
+    shared_scale: bool = False,
+) -> tuple[FeatureMap, int]:
+    """A feature map fitted on pooled rows, and its number of features.
+
+    Parameters
+    ----------
+    name : {"linear", "squares", "quadratic", "kernel"}
+        Standardised columns z; z and z²; z and all products z_i z_j; or Gaussian kernels
+        exp(−d²/(2 (width·m)²)), m the median distance, at `n_centers` rows, rotated and scaled
+        (Nyström) so that a ridge on the coefficients is the norm of the kernel's space.
+    shared_scale : bool
+        Divide every column by one common scale, as for pixels, instead of each by its own.
+    """
+    if name not in NAMES:
+        raise InputError(f"features must be one of {', '.join(NAMES)}; got {name!r}")
+    mean, sd = pooled_moments(source, target)
+    if shared_scale:
+        sd = np.full_like(sd, np.sqrt(np.mean(np.square(sd))))
+    d = len(mean)
+
+    def z(x: FloatArray) -> Float64Array:
+        return (x.reshape(len(x), -1) - mean) / sd
+
+    if name == "linear":
+        return z, d
+    if name == "kernel":
+        return _kernel(z, source, target, width, n_centers)
+    i, j = (np.arange(d),) * 2 if name == "squares" else np.triu_indices(d)
+    m_z = np.zeros(len(i))
+    s_z = np.ones(len(i))
+
+    def products(x: FloatArray) -> Float64Array:
+        q = z(x)
+        return np.concatenate([q, (q[:, i] * q[:, j] - m_z) / s_z], axis=1)
+
+    # standardise the products too, so that one ridge fits all
+    head = [s.take(slice(0, 20_000)) for s in (source, target)]
+    sizes = np.array([len(s) for s in head]) / sum(len(s) for s in head)
+    values = [products(s.x)[:, d:] for s in head]
+    m_z = sum(c * (s.weight @ v) for c, s, v in zip(sizes, head, values, strict=True))
+    var = sum(
+        c * (s.weight @ np.square(v - m_z)) for c, s, v in zip(sizes, head, values, strict=True)
+    )
+    s_z = np.sqrt(np.where(var > 1e-12, var, 1.0))
+    return products, d + len(i)
+
+
+def _kernel(
+    z: FeatureMap, source: Sample, target: Sample, width: float, n_centers: int
+) -> tuple[FeatureMap, int]:
+    # rows are stored in hash order, so the first ones are a random draw
+    half = n_centers // 2
+    take_s = min(len(source), max(half, n_centers - len(target)))
+    take_t = min(len(target), n_centers - take_s)
+    centers = np.concatenate([z(source.x[:take_s]), z(target.x[:take_t])])
+    distances = pdist(centers)
+    positive = distances[distances > 0]
+    median = float(np.median(positive)) if len(positive) else 1.0
+    gamma = 0.5 / (width * median) ** 2
+    values, vectors = np.linalg.eigh(np.exp(-gamma * cdist(centers, centers, "sqeuclidean")))
+    keep = values > 1e-6 * values[-1]
+    whiten = vectors[:, keep] / np.sqrt(values[keep])
+    norms = np.square(centers).sum(axis=1)
+
+    def kernel(x: FloatArray) -> Float64Array:
+        q = z(x)
+        squared = np.square(q).sum(axis=1)[:, None] + norms - 2.0 * (q @ centers.T)
+        return np.asarray(np.exp(-gamma * np.maximum(squared, 0.0)) @ whiten)
+
+    return kernel, int(keep.sum())

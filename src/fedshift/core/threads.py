@@ -1,0 +1,27 @@
+"""Threads for small work: one, because waking more costs more than it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from threadpoolctl import threadpool_limits
+
+#: numbers in the data below which one thread is fastest
+SMALL = 5_000_000
+
+
+@contextmanager
+def threads_for(size: int) -> Iterator[None]:
+    """Run the body on one thread if `size` numbers are few, on all otherwise."""
+    if size > SMALL:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
