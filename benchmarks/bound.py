@@ -4,10 +4,16 @@ Two parts:
 
 1. The published k-means table: MNIST, training label law proportional to (1/20 five times, 1 five
    times), test law reversed, true supremum 20; the largest cluster ratio for 10 to 500 clusters.
-   The published row is one draw with an unknown seed, so ours is shown as a range over seeds.
+   The sizes follow from the published figures: 206.76 = 34 × 28460 / 4680, so 5421 or 271 train
+   and 892 or 44 test images a class (and one train image against 34 test images in the largest
+   cluster). How k-means started is not published; ours is a range over seeds and both usual
+   starts, and the bar asks whether the one published draw lies in that range widened by 25 %
+   (at 500 clusters by a factor 2: there one or two train images decide the largest ratio).
 2. k-means, grid and score bounds against known suprema in d = 1 to 50 and on MNIST, for 2000 and
    5000 rows a law. The default, `ScoreBound`, must be within a factor 1.5 of the truth in every
-   case and for every seed.
+   case and for every seed. The rule was chosen on seeds 0 to 9; the record uses others. A case
+   counts where the source has at least 60 rows (the smallest cell) with a ratio above
+   sup / 1.5: a supremum that fewer rows reach is beyond any cell, and is shown without a bar.
 
 MNIST comes from the folder that ``FEDSHIFT_DATA`` names; without it those rows are left out and
 the record says so.
@@ -24,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: workers must not 
 
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +42,7 @@ from _common import Bar, arguments, report
 from scipy import integrate, stats
 
 from fedshift.data.sources import Images, available, load
+from fedshift.errors import ConstantColumns
 from fedshift.ratio.bound import GridBound, KMeansBound, ScoreBound
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -47,10 +55,24 @@ LAW = np.repeat([1 / 20, 1.0], 5) / 5.25
 
 @dataclass(frozen=True)
 class Case:
-    """Two laws with a known supremum of their ratio."""
+    """Two laws with a known supremum of their ratio.
+
+    Attributes
+    ----------
+    sup : float
+    draw : callable
+        Number of rows and generator to source and target rows.
+    mass : float
+        Source mass (a lower limit of it) of the set where the ratio exceeds sup / 1.5.
+    """
 
     sup: float
     draw: Draw
+    mass: float = 0.045
+
+    def counts(self, n: int) -> bool:
+        """Whether enough of `n` source rows reach the supremum for any cell to show it."""
+        return n * self.mass >= 60
 
 
 def narrowed(d: int, k: int, sd: float) -> Case:
@@ -61,7 +83,8 @@ def narrowed(d: int, k: int, sd: float) -> Case:
         target[:, :k] *= sd
         return rng.standard_normal((n, d)), target
 
-    return Case(sd**-k, draw)
+    mass = stats.chi2.cdf(2 * np.log(FACTOR) / (sd**-2 - 1), k)
+    return Case(sd**-k, draw, float(mass))
 
 
 def mixed(d: int) -> Case:
@@ -237,6 +260,7 @@ def measure(job: tuple[str, int, int]) -> dict[str, Any]:
     case = cases()[name]
     source, target = case.draw(n, np.random.default_rng([seed, n]))
     out: dict[str, Any] = {"case": name, "n": n, "seed": seed, "sup": case.sup}
+    out["counts"] = case.counts(n)
     for label, bound in (
         ("score", ScoreBound()),
         ("kmeans", KMeansBound(40, seed=seed)),
@@ -245,26 +269,29 @@ def measure(job: tuple[str, int, int]) -> dict[str, Any]:
         if label == "grid" and source.shape[1] > 4:
             continue
         start = time.perf_counter()
-        out[label] = bound.fit(source=source, target=target).bound_
-        out[f"{label}_seconds"] = time.perf_counter() - start
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConstantColumns)  # blank border pixels
+            out[label] = bound.fit(source=source, target=target).bound_
+        out[f"{label}_seconds"] = round(time.perf_counter() - start, 2)
     return out
 
 
-def table_row(job: tuple[int, int]) -> tuple[int, int, float]:
+def table_entry(job: tuple[int, str, int]) -> tuple[int, str, float]:
     """One entry of the published table: the paper's bound as it stands, no minimum count."""
-    n_bins, seed = job
+    n_bins, init, seed = job
     data = mnist()
     rng = np.random.default_rng(seed)
 
     def part(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], law: Array) -> Array:
-        count = np.bincount(y, minlength=10)
-        each = np.floor((count / law).min() * law).astype(int)  # as many as the law allows
+        each = np.floor(np.bincount(y).min() * law / law.max() + 1e-9).astype(int)
         chosen = [rng.permutation(np.flatnonzero(y == c))[:m] for c, m in enumerate(each)]
         return x[np.concatenate(chosen)].reshape(each.sum(), -1).astype(np.float32) / 255
 
     source, target = part(*data.train, LAW), part(*data.test, LAW[::-1])
-    bound = KMeansBound(n_bins, seed=seed).fit(source=source, target=target)
-    return n_bins, seed, bound.bound_
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstantColumns)  # blank border pixels
+        bound = KMeansBound(n_bins, init=init, seed=seed).fit(source=source, target=target)
+    return n_bins, init, bound.bound_
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -272,7 +299,7 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for key in dict.fromkeys((run["case"], run["n"]) for run in runs):
         mine = [run for run in runs if (run["case"], run["n"]) == key]
-        row: dict[str, Any] = {"case": key[0], "n": key[1], "sup": mine[0]["sup"]}
+        row = {name: mine[0][name] for name in ("case", "n", "sup", "counts")}
         for label in ("score", "kmeans", "grid"):
             values = [run[label] for run in mine if label in run]
             if values:
@@ -293,58 +320,68 @@ def worst(rows: list[dict[str, Any]], label: str) -> tuple[float, str]:
     )
 
 
+def show(rows: list[dict[str, Any]]) -> None:
+    labels = ("score", "kmeans", "grid")
+    print(f"{'case':30}{'n':>6}{'sup':>7} " + "".join(f"{label:>17}" for label in labels))
+    for row in rows:
+        ranges = (row.get(label) for label in labels)
+        cells = "".join(f"{'-' if r is None else f'{r[0]:.2f} to {r[1]:.2f}':>17}" for r in ranges)
+        print(
+            f"{row['case']:30}{row['n']:6}{row['sup']:7.2f} {cells}{'' if row['counts'] else ' *'}"
+        )
+    if not all(row["counts"] for row in rows):
+        print("* without a bar: fewer than 60 source rows have a ratio above sup / 1.5")
+
+
+def table_bar(n_bins: int, entries: dict[str, list[float]]) -> Bar:
+    values, published = [v for part in entries.values() for v in part], PUBLISHED[n_bins]
+    low, high = min(values), max(values)
+    return Bar(
+        f"MNIST k-means, {n_bins} clusters: published beyond our range by a factor",
+        max(published / high, low / published, 1.0),
+        2.0 if n_bins == 500 else 1.25,
+        note=(
+            f"published {published}, ours {low:.2f} to {high:.2f}, median {np.median(values):.2f}; "
+            f"{sum(v >= published for v in values)} of {len(values)} draws reach the published one"
+        ),
+    )
+
+
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--first-seed", type=int, default=200, help="default 200")
     args = parser.parse_args()
-    seeds, sizes = (range(1), (2000,)) if args.quick else (range(5), (2000, 5000))
+    n_seeds, sizes = (1, (2000,)) if args.quick else (5, (2000, 5000))
+    seeds = range(args.first_seed, args.first_seed + n_seeds)
     names = list(cases())
+    clusters = list(PUBLISHED) if available("mnist") else []
     if args.quick:
         names = [name for name in names if name.endswith(("d=1", "d=2", "d=10"))][::2]
+        clusters = clusters[:3]
+    starts = ("k-means++", "random")
+    table: dict[int, dict[str, list[float]]] = {m: {i: [] for i in starts} for m in clusters}
     with ProcessPoolExecutor(args.jobs) as pool:
-        table: dict[int, list[float]] = {}
-        if available("mnist"):
-            clusters = list(PUBLISHED)[:3] if args.quick else list(PUBLISHED)
-            jobs = [
-                (m, seed) for m in reversed(clusters) for seed in range(2 if args.quick else 10)
-            ]
-            for n_bins, _, value in pool.map(table_row, jobs):
-                table.setdefault(n_bins, []).append(value)
-        runs = list(
-            pool.map(
-                measure, [(name, n, s) for n in reversed(sizes) for s in seeds for name in names]
-            )
-        )
+        draws = range(2 if args.quick else 20)
+        entries = [(m, i, s) for m in reversed(clusters) for i in starts for s in draws]
+        later = pool.map(table_entry, entries)
+        jobs = [(name, n, s) for n in reversed(sizes) for s in seeds for name in names]
+        runs = sorted(pool.map(measure, jobs), key=lambda run: (run["n"], names.index(run["case"])))
+        for n_bins, init, value in later:
+            table[n_bins][init].append(value)
     rows = summary(runs)
-    print(
-        f"{'case':32}{'n':>6}{'sup':>8}  "
-        + "".join(f"{x:>18}" for x in ("score", "kmeans", "grid"))
-    )
-    for row in rows:
-        ranges = (row.get(label) for label in ("score", "kmeans", "grid"))
-        cells = "".join(f"{'-' if r is None else f'{r[0]:.2f} to {r[1]:.2f}':>18}" for r in ranges)
-        print(f"{row['case']:32}{row['n']:6}{row['sup']:8.2f}  {cells}")
+    show(rows)
     bars = []
     for n in sizes:
-        factor, where = worst([row for row in rows if row["n"] == n], "score")
+        factor, where = worst([row for row in rows if row["n"] == n and row["counts"]], "score")
         bars.append(Bar(f"default, worst factor at n={n}", factor, FACTOR, note=where))
-    for n_bins in sorted(table):
-        low, high = min(table[n_bins]), max(table[n_bins])
-        off = max(PUBLISHED[n_bins] / high, low / PUBLISHED[n_bins], 1.0)
-        note = f"published {PUBLISHED[n_bins]}, ours {low:.2f} to {high:.2f} over {len(table[n_bins])} seeds"
-        bars.append(
-            Bar(
-                f"MNIST k-means, {n_bins} clusters: published outside our range by a factor",
-                off,
-                1.25,
-                note=note,
-            )
-        )
+    bars += [table_bar(n_bins, entries) for n_bins, entries in table.items()]
     record = {
         "what": "bounds on sup of the ratio; [lowest, highest] over seeds",
+        "seeds": list(seeds),
         "mnist": available("mnist"),
-        "published": {str(k): v for k, v in PUBLISHED.items()},
-        "kmeans_table": {str(k): table[k] for k in sorted(table)},
+        "published": PUBLISHED,
+        "kmeans_table": table,
         "worst": {label: worst(rows, label) for label in ("score", "kmeans", "grid")},
         "cases": rows,
         "runs": runs,

@@ -1,4 +1,4 @@
-"""adapt: ULSIF, RULSIF and KLIEP over the grids of its documentation; KMM at the source only."""
+"""adapt: ULSIF, RULSIF and KLIEP over a scaled grid of 3 (x 3); KMM at the source only."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 from adapt.instance_based import KLIEP, KMM, RULSIF, ULSIF
 
-from peers import Array, Fitted, Method
+from peers import LAMBDAS, Array, Fitted, Method, bandwidths
 
 PACKAGE = "adapt"
-GRID = [0.1, 1.0, 10.0]
 SOURCE_ONLY = {"KMM"}
 
 
 def _method(estimator: type[Any], **options: Any) -> Method:
     def fit(source: Array, target: Array) -> Fitted:
-        model = estimator(verbose=0, random_state=0, **options)
+        gamma = [0.5 / sigma**2 for sigma in bandwidths(source, target)]
+        model = estimator(gamma=gamma, verbose=0, random_state=0, **options)
         model.fit_weights(source, target)
         return Fitted(model.predict_weights)
 
@@ -28,8 +28,8 @@ def _kmm(source: Array, target: Array) -> Fitted:
 
 
 METHODS: dict[str, Method] = {
-    "ULSIF": _method(ULSIF, gamma=GRID, lambdas=GRID),
-    "RULSIF": _method(RULSIF, gamma=GRID, lambdas=GRID),
-    "KLIEP": _method(KLIEP, gamma=GRID),
+    "ULSIF": _method(ULSIF, lambdas=LAMBDAS),
+    "RULSIF": _method(RULSIF, lambdas=LAMBDAS),
+    "KLIEP": _method(KLIEP),
     "KMM": _kmm,
 }

@@ -173,6 +173,20 @@ def ratio_limit(
     return np.where(share >= 1.0, math.inf, out)
 
 
+def log_ratio_error(
+    source_count: Float64Array, target_count: Float64Array, *, n_source: float, n_target: float
+) -> Float64Array:
+    r"""Standard error of the log of each cell's ratio,
+
+    .. math:: \sqrt{1/t - 1/n_t + 1/s - 1/n_s},
+
+    which is 0 for the whole space, whose ratio is known to be K, and infinite without rows.
+    """
+    with np.errstate(divide="ignore"):
+        variance = 1.0 / target_count - 1.0 / n_target + 1.0 / source_count - 1.0 / n_source
+    return np.sqrt(np.maximum(variance, 0.0))
+
+
 def tabulate(
     source_mass: Float64Array,
     target_mass: Float64Array,
@@ -295,6 +309,7 @@ __all__ = [
     "cell_ratios",
     "effective_rows",
     "largest_ratio",
+    "log_ratio_error",
     "nested_masses",
     "ratio_limit",
     "tabulate",

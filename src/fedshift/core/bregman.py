@@ -65,7 +65,7 @@ def from_convex(f: TensorMap, df: TensorMap, *, name: str = "custom") -> Diverge
     """
     zero = torch.zeros((), dtype=torch.float64)
     at_zero = f(zero)
-    if not bool(torch.isfinite(at_zero)):  # x log x and the like: take the limit from the right
+    if bool(torch.isnan(at_zero)):  # z log z written plainly: take the limit from the right
         at_zero = f(zero + 1e-300)
     if not bool(torch.isfinite(at_zero)):
         raise InputError(

@@ -17,6 +17,7 @@ No estimator of a supremum sees a set that the source hardly ever visits: with n
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, Self
@@ -41,8 +42,8 @@ from fedshift.core.bound import (
     cell_masses,
     effective_rows,
     largest_ratio,
+    log_ratio_error,
     nested_masses,
-    ratio_limit,
     tabulate,
 )
 from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, Sample, fold_of, read_pair
@@ -160,8 +161,8 @@ class KMeansBound(Bound):
         Never answer more than this.
     confidence : float, optional
         Answer the upper Clopper-Pearson limit of the largest ratio at this level.
-    n_init : int
-        k-means starts.
+    init : {"k-means++", "random"}
+        How k-means starts (one start).
     seed : int
 
     Attributes
@@ -180,7 +181,7 @@ class KMeansBound(Bound):
         smoothing: float = 0.0,
         cap: float | None = None,
         confidence: float | None = None,
-        n_init: int = 1,
+        init: str = "k-means++",
         seed: int = 0,
     ) -> None:
         self.n_bins = n_bins
@@ -188,11 +189,12 @@ class KMeansBound(Bound):
         self.smoothing = smoothing
         self.cap = cap
         self.confidence = confidence
-        self.n_init = n_init
+        self.init = init
         self.seed = seed
 
     def _cells(self, source: Sample, target: Sample, n_laws: int) -> Cells:
         _need(self, "n_bins", "an integer of at least 1", _whole(self.n_bins))
+        _need(self, "init", "'k-means++' or 'random'", self.init in ("k-means++", "random"))
         rows = np.concatenate([source.flat, target.flat])
         # k-means sees every distinct row once a law, weighted by its probability
         weight = np.concatenate([source.weight * len(source), target.weight * len(target)])
@@ -202,7 +204,7 @@ class KMeansBound(Bound):
                 f"KMeansBound: n_bins must be at most the number of distinct rows, {distinct}; "
                 f"got {self.n_bins}; lower n_bins"
             )
-        means = KMeans(self.n_bins, n_init=self.n_init, random_state=self.seed)
+        means = KMeans(self.n_bins, init=self.init, n_init=1, random_state=self.seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # fewer clusters than asked: fine
             cell = means.fit_predict(rows, sample_weight=weight)
@@ -282,10 +284,10 @@ class ScoreBound(Bound):
 
     .. math:: \tilde r(t) = K\,\frac{P_{target}(s \ge t)}{P_{source}(s \ge t)} \le \sup r .
 
-    The largest of many noisy ratios is too large. So the threshold is the one with the largest
-    99 % *lower* Clopper-Pearson limit, and the answer is the lower third of what the chosen cell's
-    counts allow (the limit at confidence 2/3), which offsets the choice; with `confidence` it is
-    the *upper* limit at that level. Only the order of the scores matters, not their calibration.
+    The largest of many noisy ratios errs upwards; the ratio of the cell that is largest after
+    taking off five standard errors errs downwards. The answer is their geometric mean (with
+    `confidence`, the upper Clopper-Pearson limit of the second cell, if that is more). Only the
+    order of the scores matters, not their calibration.
 
     When it fails: where the sup is reached on a set that holds less source mass than
     ``min_count / n``, or that the classifier cannot find, the answer is too small. Give a number
@@ -306,7 +308,7 @@ class ScoreBound(Bound):
     n_bins : int
         Number of thresholds.
     min_count : float, optional
-        Fewest source rows in a cell; by default a twentieth of the source, between 10 and 50.
+        Fewest source rows in a cell; by default a thirtieth of the source, between 10 and 60.
     smoothing, cap, confidence
         As in `KMeansBound`.
     max_rows : int
@@ -359,7 +361,7 @@ class ScoreBound(Bound):
         _need(self, "max_rows", "an integer of at least 20", _whole(self.max_rows, 20))
         s, t = (_first(part, self.max_rows) for part in (source, target))
         n = effective_rows(s)
-        fewest = self.min_count or float(np.clip(n / 20.0, 10.0, 50.0))
+        fewest = self.min_count or float(np.clip(n / 30.0, 10.0, 60.0))
         score = cross_scores(s, t, classifier=self.classifier, n_folds=self.n_folds, seed=self.seed)
         _, *masses = nested_masses(
             score[: len(s)],
@@ -375,25 +377,21 @@ class ScoreBound(Bound):
         return cells.take(keep)
 
     def _value(self, cells: Cells, n_laws: int) -> float:
-        def limit(confidence: float, side: str, part: Cells) -> Float64Array:
-            return ratio_limit(
-                part.source_count,
-                part.target_count,
-                n_source=cells.source_count[-1],
-                n_target=cells.target_count[-1],
-                n_laws=n_laws,
-                confidence=confidence,
-                side=side,
-            )
+        error = log_ratio_error(
+            cells.source_count,
+            cells.target_count,
+            n_source=cells.source_count[-1],
+            n_target=cells.target_count[-1],
+        )
+        sure = int(np.argmax(cells.ratio * np.exp(-_CAUTION * error)))
+        low = max(float(n_laws), float(cells.ratio[sure]))
+        high = max(low, float(cells.ratio.max()))
+        value = math.sqrt(low * high)
+        return value if self.confidence is None else max(value, float(cells.upper[sure]))
 
-        best = cells.take(np.array([int(np.argmax(limit(0.99, "lower", cells)))]))
-        if self.confidence is not None:
-            value = float(best.upper[0])
-        elif self.smoothing > 0:
-            value = float(best.ratio[0])
-        else:
-            value = float(limit(2.0 / 3.0, "lower", best)[0])
-        return max(float(n_laws), value)
+
+#: Standard errors by which the ratio of the cautious cell must stand out.
+_CAUTION = 5.0
 
 
 def cross_scores(

@@ -174,7 +174,7 @@ class Logistic(RatioEstimator):
     ) -> Float64Array:
         if self.sparse:
             return sparse_path(rows, p, ridges=ridges, offset=offset)
-        coefficients, converged = ridge_path(rows, p, ridges=ridges, offset=offset)
+        coefficients, converged = ridge_path(rows, p, ridges=ridges, offset=offset, tol=1e-8)
         if not converged:
             warnings.warn(
                 "Logistic: Newton's method stopped before its tolerance; source and target may be "

@@ -9,11 +9,11 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, has_fit_parameter, validate_data
+from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 
 from fedshift.core.samples import Laws
 from fedshift.core.weights import Weighting, Weights
-from fedshift.errors import InputError, WeightsNotUsedError
+from fedshift.errors import WeightsNotUsedError
 from fedshift.ratio.auto import Auto
 from fedshift.ratio.base import RatioEstimator
 
@@ -153,6 +153,3 @@ def verify_weights_used(learner: Any) -> None:
             "predictions: the weights do not reach what it fits; if it is a meta-estimator or "
             "pipeline, route sample_weight to the final learner"
         )
-
-
-__all__ = ["InputError", "Reweighter", "validate_data", "verify_weights_used"]

@@ -1,0 +1,83 @@
+"""Reweighter: scikit-learn's own checks, gains under shift, weights that must arrive."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fedshift import Reweighter, Weighting
+from fedshift.errors import WeightsNotUsedError
+from fedshift.ratio import Gaussian, Logistic
+
+
+@parametrize_with_checks([Reweighter(), Reweighter(LinearRegression())])
+def test_scikit_learn_checks(estimator, check) -> None:
+    check(estimator)
+
+
+def curve(rng: np.random.Generator, mean: float, n: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+    x = rng.normal(mean, 0.5, (n, 1))
+    return x, x[:, 0] ** 2 + 0.1 * rng.normal(size=n)
+
+
+def test_a_wrong_model_fits_the_target_better_with_weights() -> None:
+    rng = np.random.default_rng(0)
+    (x, y), (new_x, new_y) = curve(rng, 0.0), curve(rng, 0.7)
+    plain = LinearRegression().fit(x, y)
+    weighted = Reweighter(LinearRegression(), ratio=Gaussian(shared=True)).fit(x, y, target=new_x)
+    errors = [np.mean((m.predict(new_x) - new_y) ** 2) for m in (plain, weighted)]
+    assert errors[1] < 0.4 * errors[0]
+    assert weighted.weights_ is not None
+    assert weighted.weights_.mean == pytest.approx(1.0)
+
+
+def test_without_target_it_is_the_learner() -> None:
+    rng = np.random.default_rng(1)
+    x, y = curve(rng, 0.0, 100)
+    a, b = Reweighter(LinearRegression()).fit(x, y), LinearRegression().fit(x, y)
+    np.testing.assert_array_equal(a.predict(x), b.predict(x))
+    assert a.weights_ is None
+
+
+def test_out_of_fold_ratios_and_laws_are_used() -> None:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(120, 1))
+    y = (x[:, 0] > 0).astype(int)
+    laws = {"a": rng.normal(1, 1, (80, 1)), "b": rng.normal(0, 1, (80, 1))}
+    model = Reweighter(weighting=Weighting()).fit(x, y, target=laws)
+    assert model.ratio_ is not None
+    np.testing.assert_allclose(model.weights_.values, np.exp(model.ratio_.source_log_ratio_))
+    assert model.weights_.mean == pytest.approx(2.0, abs=0.5)  # two laws
+    assert model.predict_proba(x).shape == (120, 2)
+    assert model.decision_function(x).shape == (120,)
+    assert model.score(x, y) > 0.8
+
+
+class Deaf(ClassifierMixin, BaseEstimator):
+    """Takes weights and ignores them."""
+
+    def fit(self, X, y, sample_weight=None):
+        self.inner_ = LogisticRegression().fit(X, y)
+        self.classes_ = self.inner_.classes_
+        return self
+
+    def predict(self, X):
+        return self.inner_.predict(X)
+
+
+def test_weights_that_do_not_arrive_are_an_error() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(60, 1))
+    y = (x[:, 0] > 0).astype(int)
+    with pytest.raises(WeightsNotUsedError, match="takes no sample_weight"):
+        Reweighter(KNeighborsClassifier()).fit(x, y, target=x + 1)
+    with pytest.raises(WeightsNotUsedError, match="weight zero"):
+        Reweighter(Deaf(), ratio=Logistic()).fit(x, y, target=x + 1)
+    forest = RandomForestClassifier(n_estimators=10, random_state=0)
+    Reweighter(forest, ratio=Logistic()).fit(x, y, target=x + 0.3)
+    assert not hasattr(Reweighter(Deaf()), "predict_proba")
