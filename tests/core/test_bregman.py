@@ -146,7 +146,7 @@ def test_descent_where_a_is_positive() -> None:
 
 
 def test_risk_is_lowest_at_the_truth() -> None:
-    w = dict(source_weight=SOURCE.numpy(), target_weight=TARGET.numpy())
+    w = {"source_weight": SOURCE.numpy(), "target_weight": TARGET.numpy()}
     for name in ("lsif", "ukl", "lr", "robust"):
         best = bregman.bregman_risk(np.log(TRUTH), np.log(TRUTH), name, **w)
         for shift in ([0.1, 0.0], [0.0, -0.2], [-0.3, 0.3]):

@@ -158,7 +158,7 @@ def ratio_limit(
     >>> import numpy as np
     >>> s, t = np.array([50.0]), np.array([200.0])
     >>> ratio_limit(s, t, n_source=1000, n_target=1000).round(2)
-    array([5.24])
+    array([5.28])
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         if side == "upper":

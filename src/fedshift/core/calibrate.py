@@ -13,7 +13,6 @@ r0 → 0 and r1 → ∞ it is the straight line a s + b, so nothing is lost wher
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from scipy.optimize import minimize
@@ -71,10 +70,10 @@ class Saturation:
         target: Float64Array,
         source_weight: Float64Array,
         target_weight: Float64Array,
-    ) -> Self:
+    ) -> Saturation:
         """The map with the lowest log loss on held-out log ratios."""
 
-        def of(t: Float64Array) -> Self:
+        def of(t: Float64Array) -> Saturation:
             return cls(float(np.exp(t[0])), float(t[1]), -float(np.exp(t[2])), float(np.exp(t[3])))
 
         def loss(t: Float64Array) -> tuple[float, Float64Array]:

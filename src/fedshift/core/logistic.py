@@ -6,8 +6,8 @@ Minimises, for every ridge λ of a path,
           \qquad \eta_i = β_0 + φ(x_i)^\top β + o,
 
 with the intercept free. `sparse_path` re-solves with v_j = 1/(β_j² + ε), which drives small
-coefficients to zero and leaves large ones alone (adaptive ridge). Rows are visited block by block, so memory does not grow with their
-number; the cost of a step is O(n p²).
+coefficients to zero and leaves large ones alone (adaptive ridge). Rows are visited block by block,
+so memory does not grow with their number; the cost of a step is O(n p²).
 """
 
 from __future__ import annotations
@@ -126,7 +126,6 @@ def _newton(
 def _derivatives(
     blocks: Blocks, beta: Float64Array, penalty: Float64Array, offset: float
 ) -> tuple[float, Float64Array, Float64Array]:
-    q = len(beta)
     loss = 0.5 * float(penalty @ np.square(beta[1:]))
     gradient = np.concatenate([[0.0], penalty * beta[1:]])
     hessian = np.diag(np.concatenate([[0.0], penalty]))

@@ -174,8 +174,8 @@ class Sample:
         """The rows as vectors, shape (n, d)."""
         return self.x.reshape(len(self.x), -1)
 
-    def take(self, index: Array) -> Sample:
-        """The law restricted to some rows (their indices or a mask), renormalised."""
+    def take(self, index: Array | slice) -> Sample:
+        """The law restricted to some rows (indices, a mask or a slice), renormalised."""
         weight = self.weight[index]
         x = self.x[index]
         return Sample(x, weight / weight.sum(), np.arange(len(x)))

@@ -47,14 +47,15 @@ class ClientData:
                 f"client {name!r}: test_x must have rows of shape {rows.shape[1:]}, as x; "
                 f"got {tests.shape[1:]}"
             )
-        labels = [np.asarray(y), None if test_y is None else np.asarray(test_y)]
-        for part, label, n in (("y", labels[0], len(rows)), ("test_y", labels[1], len(tests))):
+        labels = np.asarray(y)
+        test_labels = None if test_y is None else np.asarray(test_y)
+        for part, label, n in (("y", labels, len(rows)), ("test_y", test_labels, len(tests))):
             if label is not None and label.shape != (n,):
                 raise InputError(
                     f"client {name!r}: {part} must hold one label a row, shape ({n},); "
                     f"got {label.shape}"
                 )
-        return cls(name, rows, labels[0], tests, labels[1])
+        return cls(name, rows, labels, tests, test_labels)
 
     def __repr__(self) -> str:
         return f"ClientData({self.name!r}, n={len(self.x)}, test n={len(self.test_x)})"

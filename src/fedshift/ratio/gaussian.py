@@ -28,7 +28,7 @@ def shrunk_covariance(x: Float64Array, weight: Float64Array) -> Float64Array:
     distance = norm - d * level**2
     noise = max(0.0, fourth - float(np.square(weight).sum()) * norm)
     share = 1.0 if distance <= 0 else min(1.0, noise / distance)
-    return (1.0 - share) * covariance + share * level * np.eye(d)
+    return np.asarray((1.0 - share) * covariance + share * level * np.eye(d))
 
 
 class Gaussian(RatioEstimator):

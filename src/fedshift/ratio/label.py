@@ -97,7 +97,7 @@ def bbse(confusion: npt.ArrayLike, mean_prediction: npt.ArrayLike) -> Float64Arr
             "confusion must be invertible; got a matrix of condition number above 1e12: the "
             "classifier never tells some classes apart; use rlls, mlls or a better classifier"
         )
-    return _unit(np.linalg.solve(c, mu), c)
+    return _unit(np.asarray(np.linalg.solve(c, mu), dtype=np.float64), c)
 
 
 def rlls(
@@ -362,8 +362,9 @@ class ExactLabels(BaseEstimator):
             if gone:
                 share = sum(law[c] for c in gone)
                 warnings.warn(
-                    f"{name} has classes {_listed(gone)} that the source has no row of: {share:.1%} "
-                    "of that law cannot be reached by weighting; collect source rows of them",
+                    f"{name} has classes {_listed(gone)} that the source has no row of: "
+                    f"{share:.1%} of that law cannot be reached by weighting; collect source "
+                    "rows of them",
                     LowCoverage,
                     stacklevel=2,
                 )
@@ -410,9 +411,20 @@ class ExactLabels(BaseEstimator):
 class LabelShift(RatioEstimator):
     """Base of the label-shift estimators: a cross-fitted classifier, then class ratios.
 
-    A subclass writes `_prior(held_out, target)`. Fold models never judge rows they were fitted
-    on; target rows are judged by every fold model, so that predictions of source and target have
-    the same quality.
+    A subclass writes `_prior`: the label law of one target law. Fold models never judge rows they
+    were fitted on; target rows are judged by every fold model, so that predictions of source and
+    target have the same quality.
+
+    Parameters
+    ----------
+    classifier : scikit-learn classifier with ``predict_proba``, optional
+        Learns p_source(y | x); by default multinomial logistic regression on scaled columns.
+    n_folds : int
+    calibration : {"bcts", None}
+        Bias-corrected temperature scaling of out-of-fold probabilities, or none.
+    classes : sequence, optional
+        Classes that must occur in the source; an error names those that do not.
+    seed : int
     """
 
     classifier: Any
@@ -450,7 +462,7 @@ class LabelShift(RatioEstimator):
         row, label = pair // k, pair % k
         count = count // np.gcd.reduce(count)
         weight = count / count.sum()
-        self.source_prior_ = np.bincount(label, weights=weight, minlength=k)
+        self.source_prior_ = np.bincount(label, weights=weight, minlength=k).astype(np.float64)
         fold = self._folds(row, label, len(s))
         x = s.flat
         self.models_ = [
@@ -544,7 +556,7 @@ class LabelShift(RatioEstimator):
         rare = [c for c, m in zip(self.classes_.tolist(), count, strict=True) if m < 2]
         if rare:
             raise InputError(
-                f"every class needs at least 2 source rows, to learn from one and check on another; "
+                "every class needs at least 2 source rows, one to learn from and one to check on; "
                 f"got 1 of {_listed(rare)}; collect more or merge classes"
             )
         return codes.reshape(-1)
@@ -573,27 +585,17 @@ class LabelShift(RatioEstimator):
         return model.fit(np.repeat(x, count, axis=0), np.repeat(label, count))
 
 
-_COMMON = """
-    Parameters
-    ----------
-    classifier : scikit-learn classifier with ``predict_proba``, optional
-        Learns p_source(y | x); by default multinomial logistic regression on scaled columns.
-    n_folds : int
-    calibration : {"bcts", None}
-        Bias-corrected temperature scaling of out-of-fold probabilities, or none.
-    classes : sequence, optional
-        Classes that must occur in the source; an error names those that do not.
-    seed : int
-"""
-
-
 class MLLS(LabelShift):
-    __doc__ = f"""Maximum likelihood label shift: EM on calibrated probabilities.
+    """Maximum likelihood label shift: EM on calibrated probabilities.
 
     Maximises Σ_i log Σ_y q(y) p_source(y | x_i) / p_source(y) over target label laws q (`mlls`).
     When it fails: an over-confident classifier without calibration; p(x | y) that moved.
     Take `BBSE` where only hard predictions can be trusted.
-{_COMMON}
+
+    Parameters
+    ----------
+    classifier, n_folds, calibration, classes, seed
+        See `LabelShift`.
     max_iter, tol
         Of EM; a `NotConverged` warning tells when they did not suffice.
 
@@ -650,12 +652,16 @@ class MLLS(LabelShift):
 
 
 class BBSE(LabelShift):
-    __doc__ = f"""Black-box shift estimation: solves confusion · w = predicted target shares.
+    """Black-box shift estimation: solves confusion · w = predicted target shares.
 
     C[i, j] = P_source(predicted i, label j) from out-of-fold predictions (`bbse`); negative
     ratios become zero. When it fails: a classifier that confuses classes makes C nearly
     singular and w wild; take `RLLS` or `MLLS`.
-{_COMMON}
+
+    Parameters
+    ----------
+    classifier, n_folds, calibration, classes, seed
+        See `LabelShift`.
     soft : bool
         Mean probabilities instead of counts of the likeliest class.
     """
@@ -703,12 +709,16 @@ class BBSE(LabelShift):
 
 
 class RLLS(BBSE):
-    __doc__ = f"""Regularised learning under label shift: BBSE with ratios drawn towards one.
+    """Regularised learning under label shift: BBSE with ratios drawn towards one.
 
     Minimises |C θ − (μ − C 1)| + Δ |θ| over θ = w − 1 ≥ −1 (`rlls`): less variance than
     `BBSE` where target rows are few or classes are confused, at the price of a bias towards no
     shift. Take `MLLS` where the probabilities are good.
-{_COMMON}
+
+    Parameters
+    ----------
+    classifier, n_folds, calibration, classes, seed
+        See `LabelShift`.
     penalty : float, optional
         Δ; by default 0.1 (n^(-1/2) + m^(-1/2)) for n source and m target rows.
     trust : float
@@ -792,7 +802,7 @@ def _unit(w: Float64Array, c: Float64Array) -> Float64Array:
 
 
 def _normal(p: Float64Array) -> Float64Array:
-    return p / p.sum()
+    return np.asarray(p / p.sum(), dtype=np.float64)
 
 
 def _law(values: npt.ArrayLike, n: int, name: str) -> Float64Array:
@@ -870,14 +880,20 @@ def _log_ratio_of(target: Float64Array, source: Float64Array, n_laws: int) -> Fl
 
 def _look_up(classes: Array, values: Float64Array, y: npt.ArrayLike) -> Float64Array:
     labels = _labels(y, "y")
+    if (labels.dtype.kind in "US") != (classes.dtype.kind in "US"):
+        raise InputError(
+            f"y must hold labels of the same kind as the source's, {classes.dtype}; got "
+            f"{labels.dtype}; convert them"
+        )
     at = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
     unknown = classes[at] != labels
     if np.any(unknown):
+        names = _listed(np.unique(labels[unknown]).tolist())
         raise InputError(
-            f"y must hold classes of the source; got {_listed(np.unique(labels[unknown]).tolist())}; "
+            f"y must hold classes of the source; got {names}; "
             "the source has no row of them, so no ratio exists; drop these rows"
         )
-    return values[at]
+    return np.asarray(values[at], dtype=np.float64)
 
 
 __all__ = [

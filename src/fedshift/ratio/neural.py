@@ -134,7 +134,7 @@ class Neural(RatioEstimator):
 
         def loss() -> Tensor:
             x = torch.cat([batches_s.draw(self.batch_size), batches_t.draw(self.batch_size)])
-            s, t = self._summed(self._net(x)).split(self.batch_size)
+            s, t = self._summed(self._net(x)).tensor_split(2)
             a, b = nonnegative_parts(s, t, which, c=self.c_, n_laws=self.n_laws_)
             return training_loss(a, b, self._penalty())
 

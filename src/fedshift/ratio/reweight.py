@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
@@ -17,14 +18,16 @@ from fedshift.errors import WeightsNotUsedError
 from fedshift.ratio.auto import Auto
 from fedshift.ratio.base import RatioEstimator
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 
-def _has(name: str) -> Any:
+
+def _has(name: str) -> Callable[[Method], Method]:
     """Offer a method only if the learner has it."""
 
     def check(self: Reweighter) -> bool:
         return hasattr(getattr(self, "learner_", self._learner()), name)
 
-    return available_if(check)
+    return cast("Callable[[Method], Method]", available_if(check))
 
 
 class Reweighter(MetaEstimatorMixin, BaseEstimator):
@@ -78,8 +81,9 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
             Unlabelled rows of what the learner will be used on.
         """
         learner = self._learner()
+        self.ratio_: RatioEstimator | None = None
+        self.weights_: Weights | None = None
         if target is None:
-            self.ratio_, self.weights_ = None, None
             self.learner_ = learner.fit(X, y)
         else:
             if not has_fit_parameter(learner, "sample_weight"):
@@ -89,13 +93,14 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
                 )
             if self.verify:
                 verify_weights_used(learner)
-            self.ratio_ = clone(self.ratio) if self.ratio is not None else Auto()
-            self.ratio_.fit(source=X, target=target)
-            log_ratio = getattr(self.ratio_, "source_log_ratio_", None)
-            if log_ratio is None:
-                log_ratio = self.ratio_.log_ratio(X)
+            ratio: RatioEstimator = clone(self.ratio) if self.ratio is not None else Auto()
+            ratio.fit(source=X, target=target)
+            log_ratio = getattr(ratio, "source_log_ratio_", None)
             how = self.weighting or Weighting(normalise="mean one")
-            self.weights_: Weights | None = how(log_ratio, laws=self.ratio_.n_laws_)
+            self.weights_ = how(
+                ratio.log_ratio(X) if log_ratio is None else log_ratio, laws=ratio.n_laws_
+            )
+            self.ratio_ = ratio
             self.learner_ = learner.fit(X, y, sample_weight=np.asarray(self.weights_))
         for name in ("classes_", "n_features_in_", "feature_names_in_"):
             if hasattr(self.learner_, name):

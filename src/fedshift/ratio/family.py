@@ -1,0 +1,176 @@
+"""Candidates compared on rows they have not seen, and their stack.
+
+What `Auto` chooses from and what `ScoreBound` cuts its cells along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedshift.core.calibrate import Saturation, log_loss, stack, worthwhile_saturation
+from fedshift.core.samples import Float64Array, FloatArray, Sample
+from fedshift.ratio.base import Path, RatioEstimator
+from fedshift.ratio.classifier import Classifier
+from fedshift.ratio.crossfit import out_of_fold
+from fedshift.ratio.gaussian import Gaussian
+from fedshift.ratio.logistic import Logistic
+
+#: parametric members, simplest first; the rest only enter the stack
+SIMPLE = ("none", "linear", "shared Gaussian", "sparse", "squares", "Gaussian", "quadratic")
+#: most products a quadratic member may have, unless rows are very few
+PRODUCTS = 600
+
+
+class Candidate(Protocol):
+    """Log ratios on held-out rows, and of new rows."""
+
+    @property
+    def source(self) -> Float64Array:
+        """Out-of-fold log ratios of the source rows."""
+
+    @property
+    def target(self) -> Float64Array:
+        """Out-of-fold log ratios of the target rows."""
+
+    @property
+    def saturation(self) -> Saturation | None:
+        """The bounded calibration, if it was worth its numbers."""
+
+    def __call__(self, x: FloatArray) -> Float64Array:
+        """Log ratios of new rows."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One estimator of the family.
+
+    Attributes
+    ----------
+    source, target : ndarray (n,), (n',)
+        Out-of-fold log ratios, calibrated.
+    paths : list of callables
+        Models fitted on each complement of a fold.
+    column : int
+        Which model of the path.
+    slope, intercept : float
+        Straight calibration on held-out rows: a strong ridge finds the direction and shrinks
+        its length; the slope gives the length back.
+    saturation : Saturation or None
+        Bounded calibration on top, if worth its numbers.
+    """
+
+    name: str
+    source: Float64Array
+    target: Float64Array
+    paths: list[Path]
+    column: int = 0
+    slope: float = 1.0
+    intercept: float = 0.0
+    saturation: Saturation | None = None
+
+    def __call__(self, x: FloatArray) -> Float64Array:
+        """Calibrated mean log ratio of the fold models."""
+        raw = np.mean([path(x)[:, self.column] for path in self.paths], axis=0)
+        return _bend(self.slope * raw + self.intercept, self.saturation)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A non-negative combination of members, fitted on their held-out log ratios."""
+
+    members: list[Member]
+    coefficients: Float64Array
+    intercept: float
+    source: Float64Array
+    target: Float64Array
+    saturation: Saturation | None
+
+    @classmethod
+    def of(cls, members: list[Member], s: Sample, t: Sample) -> Stack:
+        """The stack with the lowest held-out loss."""
+        a = np.stack([m.source for m in members], axis=1)
+        b = np.stack([m.target for m in members], axis=1)
+        coefficients, intercept = stack(a, b, s.weight, t.weight)
+        a, b = a @ coefficients + intercept, b @ coefficients + intercept
+        bend = worthwhile_saturation(a, b, s.weight, t.weight)
+        return cls(members, coefficients, intercept, _bend(a, bend), _bend(b, bend), bend)
+
+    def __call__(self, x: FloatArray) -> Float64Array:
+        """Log ratios of new rows."""
+        total = np.full(len(x), self.intercept)
+        for c, member in zip(self.coefficients, self.members, strict=True):
+            if c > 0:
+                total += c * member(x)
+        return _bend(total, self.saturation)
+
+
+def no_shift(s: Sample, t: Sample) -> Member:
+    """r(x) = 1: the model every other one has to beat."""
+
+    def path(x: FloatArray) -> Float64Array:
+        return np.zeros((len(x), 1))
+
+    return Member("none", np.zeros(len(s)), np.zeros(len(t)), [path])
+
+
+def shallow_estimators(s: Sample, t: Sample, *, seed: int) -> dict[str, RatioEstimator]:
+    """Every estimator but networks that fits this number of rows and columns."""
+    d = s.flat.shape[1]
+    n = min(len(s), len(t))
+    members: dict[str, RatioEstimator] = {"linear": Logistic("linear")}
+    if d <= 2000:
+        members["shared Gaussian"] = Gaussian(shared=True)
+        members["Gaussian"] = Gaussian()
+    if d <= 120:
+        members["sparse"] = Logistic("squares", sparse=True)
+        members["squares"] = Logistic("squares")
+    if d > 1 and (d * (d + 1) // 2 <= PRODUCTS or (n < 500 and d <= 64)):
+        members["quadratic"] = Logistic("quadratic")
+    for width in (1.0, 0.5, 0.25) if d <= 10 else (1.0, 0.5):
+        members[f"kernel {width:g}"] = Logistic("kernel", width=width)
+        if d > 20:
+            members[f"pixel kernel {width:g}"] = Logistic("kernel", width=width, shared_scale=True)
+    if n >= 50:
+        members["boosting"] = Classifier(folds=0, seed=seed)
+    return members
+
+
+def hold_out(
+    estimators: Mapping[str, RatioEstimator], s: Sample, t: Sample, *, folds: int, seed: int
+) -> list[Member]:
+    """Fit every estimator on the same folds, calibrate it on the rows it has not seen."""
+    members = [no_shift(s, t)]
+    for name, estimator in estimators.items():
+        held = out_of_fold(estimator, s, t, folds=folds, seed=seed)
+        lines = []
+        for j in range(held.source.shape[1]):
+            a, b = held.column(j)
+            (slope,), intercept = stack(a[:, None], b[:, None], s.weight, t.weight)
+            a, b = slope * a + intercept, slope * b + intercept
+            lines.append((log_loss(a, b, s.weight, t.weight), j, float(slope), intercept, a, b))
+        _, column, slope, intercept, a, b = min(lines, key=lambda line: line[:2])
+        bend = worthwhile_saturation(a, b, s.weight, t.weight)
+        members.append(
+            Member(name, _bend(a, bend), _bend(b, bend), held.paths, column, slope, intercept, bend)
+        )
+    return members
+
+
+def paired_difference(a: Candidate, b: Candidate, s: Sample, t: Sample) -> tuple[float, float]:
+    """Difference of held-out losses and its standard error, row by row."""
+    total, variance = 0.0, 0.0
+    for p, q, law, sign in ((a.source, b.source, s, 1.0), (a.target, b.target, t, -1.0)):
+        d = np.logaddexp(0.0, sign * p) - np.logaddexp(0.0, sign * q)
+        mean = law.mean(d)
+        total += mean
+        variance += float(np.square(law.weight) @ np.square(d - mean))
+    return total, math.sqrt(variance)
+
+
+def _bend(log_ratio: Float64Array, saturation: Saturation | None) -> Float64Array:
+    return log_ratio if saturation is None else saturation(log_ratio)

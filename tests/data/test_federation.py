@@ -1,0 +1,92 @@
+"""Federations and label shift by counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedshift.data import ClientData, Federation, Labels
+from fedshift.data.federation import federation
+from fedshift.errors import InputError
+
+
+def pool(n: int = 3000) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.arange(n) % 10)
+    return y[:, None] + 0.1 * rng.normal(size=(n, 1)), y
+
+
+@pytest.fixture
+def fed() -> Federation:
+    shift = Labels.one_class_each(clients=3, classes=10, train=(60, 2), test=(40, 3))
+    return shift.split(*pool(), *pool(), seed=0)
+
+
+def test_counts_are_what_was_asked_for(fed: Federation) -> None:
+    assert [len(c.x) for c in fed] == [78] * 3
+    assert (np.bincount(fed[0].y, minlength=10) == [2] * 7 + [60] + [2] * 2).all()
+    assert (np.bincount(fed["client-3"].test_y, minlength=10)[2]) == 40
+    rows = np.concatenate([c.x[:, 0] for c in fed])
+    assert len(np.unique(rows)) == len(rows)  # no row dealt twice
+
+
+def test_exact_ratio_is_the_ratio_of_label_laws(fed: Federation) -> None:
+    for goal, target in (
+        ("all", sum(np.bincount(c.test_y, minlength=10) / 67 for c in fed)),
+        ("own", np.bincount(fed[1].test_y, minlength=10) / 67),
+        ("client-3", np.bincount(fed[2].test_y, minlength=10) / 67),
+    ):
+        truth = target / (np.bincount(fed[1].y, minlength=10) / 78)
+        found = np.exp(fed.exact_log_ratio("client-2", goal))
+        np.testing.assert_allclose(found, truth[fed[1].y])
+    # the mean of the ratio over training rows is the number of test laws
+    assert np.exp(fed.exact_log_ratio("client-1")).mean() == pytest.approx(3.0)
+    assert list(fed.targets("client-2", "own")) == ["client-2"]
+    assert list(fed.targets("client-2")) == ["client-1", "client-2", "client-3"]
+
+
+def test_paper_tables() -> None:
+    five = Labels.paper("five-clients")
+    assert five.train.sum(axis=0).tolist() == [170] * 5 + [5862 + 4 * 34] * 5
+    assert five.test[0].tolist() == [977] + [5] * 9
+    two = Labels.paper("two-clients")
+    assert two.train.sum(axis=1).tolist() == [1000, 20125]
+    assert Labels.paper("five-clients-cifar").train.max() == 4885
+    with pytest.raises(InputError, match="five-clients, five-clients-cifar"):
+        Labels.paper("six")
+
+
+def test_same_seed_same_federation() -> None:
+    shift = Labels.one_class_each(clients=2, train=(20, 1), test=(20, 1))
+    a, b, c = (shift.split(*pool(), *pool(), seed=s) for s in (0, 0, 1))
+    np.testing.assert_array_equal(a[0].x, b[0].x)
+    assert not np.array_equal(a[0].x, c[0].x)
+
+
+def test_bad_federations_are_named() -> None:
+    good = ClientData.of("a", np.ones((3, 2)), [0, 1, 0], np.ones((2, 2)))
+    assert repr(good) == "ClientData('a', n=3, test n=2)"
+    with pytest.raises(InputError, match="at least one client"):
+        federation([])
+    with pytest.raises(InputError, match=r"\['a'\] more than once"):
+        federation([good, good])
+    with pytest.raises(InputError, match="no client 'z'"):
+        federation([good])["z"]
+    with pytest.raises(InputError, match="ratios are not known"):
+        federation([good]).exact_log_ratio("a")
+    with pytest.raises(InputError, match=r"client 'b': y must hold one label a row"):
+        ClientData.of("b", np.ones((3, 2)), [0], np.ones((2, 2)))
+    with pytest.raises(InputError, match="test_x must have rows of shape"):
+        ClientData.of("b", np.ones((3, 2)), [0, 1, 0], np.ones((2, 3)))
+    other = ClientData.of("b", np.ones((3, 1)), [0, 1, 0], np.ones((2, 1)))
+    with pytest.raises(InputError, match="client 'b' must have rows of shape"):
+        federation([good, other])
+
+
+def test_bad_tables_are_named() -> None:
+    with pytest.raises(InputError, match="class 0 needs 900 train rows; got 300"):
+        Labels(np.full((1, 10), 900), np.ones((1, 10), int)).split(*pool(), *pool(), seed=0)
+    with pytest.raises(InputError, match="same clients"):
+        Labels(np.ones((1, 2), int), np.ones((2, 2), int))
+    with pytest.raises(InputError, match="counts ≥ 0"):
+        Labels(np.array([[-1, 2]]), np.ones((1, 2), int))
