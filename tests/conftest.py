@@ -1,4 +1,4 @@
-"""What all tests share: tests that need a full data set skip, with the reason, where it is absent."""
+"""What all tests share: those that need a full data set skip where it is absent."""
 
 from __future__ import annotations
 

@@ -42,9 +42,10 @@ LAMBDAS = [0.01, 0.1, 1.0]
 def bandwidths(source: Array, target: Array) -> list[float]:
     """Three Gaussian bandwidths around the median distance (of at most 500 rows).
 
-    With ``LAMBDAS`` they are the grid for peers whose own is bound to one scale of the data or
-    missing: fixed values such as .1, 1 and 10 made them worse (at d = 100 more than twice the
-    error of constant weights).
+    With ``LAMBDAS`` they are the grid of densratio's "3x3" and of adapt. They were taken after a
+    first run over the fixed values .1, 1 and 10, because they come nearer to the published figures
+    of uLSIF (narrow_d2 .47 -> .03 for densratio; mean_d100_n1000 3.95 -> 1.73 for adapt). adapt's
+    KLIEP is mixed: digits NMSE 1450 -> 12.9 but accuracy .748 -> .624, correlated_d10 .37 -> .64.
     """
     rows = np.concatenate([source, target])
     rows = rows[np.random.default_rng(0).permutation(len(rows))[:500]]

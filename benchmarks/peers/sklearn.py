@@ -1,4 +1,9 @@
-"""Plain scikit-learn: the odds of a classifier that tells the target from the source."""
+"""Plain scikit-learn: the odds of a classifier that tells the target from the source.
+
+"HistGradientBoosting" has the default settings with early stopping. "depth 3" is one of seven
+settings tried, chosen by looking at the true error on the tasks, so it is a peer tuned with
+knowledge that no user has: a harder bar than the published one (narrow_d50, digits).
+"""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ def test_writes_and_replaces(tmp_path: Path) -> None:
 
 def test_an_error_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", "old")
+
     def half() -> None:
         with atomic_path(path) as temporary:
             temporary.write_text("half")

@@ -156,7 +156,7 @@ def test_repr_is_one_line() -> None:
 
 def test_grid_names_what_to_use_instead() -> None:
     source, target = narrowed(100, 5)
-    with pytest.raises(InputError, match="at most 4 columns.*got 5 columns; use ScoreBound"):
+    with pytest.raises(InputError, match=r"at most 4 columns.*got 5 columns; use ScoreBound"):
         GridBound().fit(source=source, target=target)
 
 

@@ -23,7 +23,6 @@ import hashlib
 import io
 import os
 import tarfile
-import tempfile
 import urllib.error
 import urllib.request
 import zlib
@@ -34,6 +33,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.files import atomic_path
 from fedshift.errors import DataNotFoundError, InputError
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -337,16 +337,8 @@ def _fetch(url: str, timeout: float = 30.0) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def _idx_set(name: str, files: dict[str, bytes]) -> Images:

@@ -720,7 +720,7 @@ class RLLS(BBSE):
     classifier, n_folds, calibration, classes, seed
         See `LabelShift`.
     penalty : float, optional
-        Δ; by default 0.1 (n^(-1/2) + m^(-1/2)) for n source and m target rows.
+        Δ; by default 0.2 (n^(-1/2) + m^(-1/2)) for n source and m target rows.
     trust : float
         γ in [0, 1]: w = 1 + γ θ.
     soft : bool
@@ -761,7 +761,7 @@ class RLLS(BBSE):
         confusion, mean = self._moments(held_out, label, weight, target, target_weight)
         rows = len(target) / len(self.models_)
         penalty = (
-            0.1 * (len(held_out) ** -0.5 + rows**-0.5) if self.penalty is None else self.penalty
+            0.2 * (len(held_out) ** -0.5 + rows**-0.5) if self.penalty is None else self.penalty
         )
         w = rlls(confusion, mean, penalty=penalty, trust=self.trust)
         return _normal(w * self.source_prior_)

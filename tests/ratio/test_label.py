@@ -1,0 +1,355 @@
+"""Label shift: known truth, laws, and finite samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from fedshift.errors import InputError, LowCoverage, NotConverged
+from fedshift.ratio.label import (
+    BBSE,
+    MLLS,
+    RLLS,
+    ExactLabels,
+    LabelShift,
+    bbse,
+    bcts,
+    mlls,
+    rlls,
+)
+
+ESTIMATED = [BBSE(), BBSE(soft=True), RLLS(), MLLS(), MLLS(calibration=None)]
+Gaussians = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def exact_problem(seed: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """P(predicted | label) (k, k), source prior, target prior."""
+    rng = np.random.default_rng(seed)
+    channel = 0.7 * np.eye(k) + 0.3 * rng.dirichlet(np.ones(k), k).T
+    return channel, rng.dirichlet(np.full(k, 5.0)), rng.dirichlet(np.full(k, 2.0))
+
+
+def gaussians(
+    law: list[float], n: int, seed: int, *, apart: float = 2.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and labels of len(law) Gaussian classes on a circle."""
+    rng = np.random.default_rng(seed)
+    y = rng.choice(len(law), n, p=law)
+    angle = 2 * np.pi * y / len(law)
+    return apart * np.stack([np.cos(angle), np.sin(angle)], 1) + rng.normal(size=(n, 2)), y
+
+
+class OverConfident(ClassifierMixin, BaseEstimator):
+    """Logistic regression whose logits are multiplied and biased."""
+
+    def __init__(self, factor: float = 6.0) -> None:
+        self.factor = factor
+
+    def fit(self, x: np.ndarray, y: np.ndarray) -> OverConfident:
+        self.inner_ = LogisticRegression().fit(x, y)
+        self.classes_ = self.inner_.classes_
+        return self
+
+    def predict_proba(self, x: np.ndarray) -> np.ndarray:
+        logits = self.factor * np.log(self.inner_.predict_proba(x))
+        logits[:, 0] += 2.0
+        p = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return p / p.sum(axis=1, keepdims=True)
+
+
+# ------------------------------------------------------------------ functions
+
+
+@given(st.integers(0, 10_000), st.integers(2, 12))
+@settings(max_examples=40, deadline=None)
+def test_exact_confusion_recovers_the_prior(seed: int, k: int) -> None:
+    channel, source, target = exact_problem(seed, k)
+    confusion = channel * source
+    w = bbse(confusion, channel @ target)
+    np.testing.assert_allclose(w * source, target, atol=1e-10)
+    w = rlls(confusion, channel @ target, penalty=0.0)
+    np.testing.assert_allclose(w * source, target, atol=1e-8)
+
+
+@given(st.integers(0, 10_000), st.integers(2, 8))
+@settings(max_examples=40, deadline=None)
+def test_mlls_on_calibrated_posteriors_finds_the_truth(seed: int, k: int) -> None:
+    # x is the prediction itself, a finite set, so that expectations are exact
+    channel, source, target = exact_problem(seed, k)
+    posterior = channel * source
+    posterior /= posterior.sum(axis=1, keepdims=True)
+    found = mlls(posterior, source, weight=channel @ target, tol=1e-13)
+    assert found.converged
+    np.testing.assert_allclose(found.prior, target, atol=1e-7)
+    assert np.all(np.diff(found.log_likelihood) >= -1e-12)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_em_never_lowers_the_likelihood(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(np.full(4, 0.3), 60)
+    found = mlls(p, rng.dirichlet(np.ones(4) * 3), max_iter=200)
+    assert np.all(np.diff(found.log_likelihood) >= -1e-12)
+    assert found.prior.sum() == pytest.approx(1.0)
+
+
+def test_rlls_penalty_draws_towards_one() -> None:
+    channel, source, target = exact_problem(1, 5)
+    confusion, mu = channel * source, channel @ target
+    away = [
+        np.linalg.norm(rlls(confusion, mu, penalty=p) - 1.0) for p in (0.0, 0.01, 0.05, 0.2, 10.0)
+    ]
+    assert away == sorted(away, reverse=True)
+    assert away[-1] == pytest.approx(0.0, abs=1e-6)
+    half = rlls(confusion, mu, penalty=0.0, trust=0.5)
+    np.testing.assert_allclose(half, 1 + (bbse(confusion, mu) - 1) / 2, atol=1e-6)
+
+
+def test_bcts_undoes_temperature_and_bias() -> None:
+    rng = np.random.default_rng(0)
+    true = rng.dirichlet(np.ones(3), 20_000)
+    y = np.array([rng.choice(3, p=p) for p in true])
+    distorted = true**3 * [4.0, 1.0, 0.5]
+    distorted /= distorted.sum(axis=1, keepdims=True)
+    calibration = bcts(distorted, y)
+    assert calibration.temperature == pytest.approx(3.0, rel=0.1)
+    repaired = calibration(distorted)
+    assert np.abs(repaired - true).mean() < 0.02
+    np.testing.assert_allclose(repaired.mean(axis=0), np.bincount(y) / len(y), atol=1e-4)
+    assert "temperature=" in repr(calibration)
+
+
+def test_bad_probabilities_and_matrices() -> None:
+    with pytest.raises(InputError, match="sum to one"):
+        mlls([[0.5, 0.9]], [0.5, 0.5])
+    with pytest.raises(InputError, match="class number 1"):
+        mlls([[0.5, 0.5]], [1.0, 0.0])
+    with pytest.raises(InputError, match="invertible"):
+        bbse([[0.25, 0.25], [0.25, 0.25]], [0.5, 0.5])
+    with pytest.raises(InputError, match=r"\(k, k\)"):
+        bbse([[0.5, 0.5]], [1.0])
+    with pytest.raises(InputError, match="penalty"):
+        rlls(np.eye(2) / 2, [0.5, 0.5], penalty=-1.0)
+    with pytest.raises(InputError, match="class numbers from 0 to 1"):
+        bcts([[0.5, 0.5]], [2])
+
+
+# ------------------------------------------------------------------ exact labels
+
+
+def test_exact_labels() -> None:
+    exact = ExactLabels().fit(source=[10, 30], target=[30, 10])
+    np.testing.assert_allclose(exact.ratio([0, 1, 1]), [3.0, 1 / 3, 1 / 3])
+    np.testing.assert_allclose(exact.label_log_ratio([1]), [-np.log(3)])
+    np.testing.assert_allclose(exact.target_prior_ / exact.source_prior_, [3, 1 / 3])
+    again = ExactLabels().fit(source={0: 0.25, 1: 0.75}, target={0: 0.75, 1: 0.25})
+    np.testing.assert_allclose(again.class_log_ratio_, exact.class_log_ratio_)
+
+
+def test_exact_labels_sum_over_laws_each_once() -> None:
+    exact = ExactLabels().fit(source=[1, 1], target={"a": [9, 1], "b": [100, 900]})
+    np.testing.assert_allclose(exact.ratio([0, 1]), [2.0, 2.0])
+    turned = ExactLabels().fit(source=[1, 1], target={"b": [100, 900], "a": [9, 1]})
+    np.testing.assert_allclose(turned.class_log_ratio_, exact.class_log_ratio_)
+
+
+def test_swapping_negates() -> None:
+    a, b = {"x": 5, "y": 3, "z": 2}, {"x": 1, "y": 1, "z": 8}
+    forth = ExactLabels().fit(source=a, target=b).class_log_ratio_
+    back = ExactLabels().fit(source=b, target=a).class_log_ratio_
+    np.testing.assert_allclose(forth, -back)
+
+
+def test_class_absent_from_the_source_is_named() -> None:
+    with pytest.warns(LowCoverage, match=r"target has classes 'fox'.*25\.0%"):
+        exact = ExactLabels().fit(source={"cat": 1, "dog": 1}, target={"cat": 3, "fox": 1})
+    np.testing.assert_allclose(exact.ratio(["cat"]), [1.5])
+    assert exact.ratio(["dog"])[0] < 1e-9
+    with pytest.raises(InputError, match="'fox'"):
+        exact.ratio(["cat", "fox"])
+    with pytest.raises(InputError, match="same kind"):
+        exact.ratio([1])
+
+
+def test_exact_score_prefers_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    source, target = rng.choice(2, 2000, p=[0.5, 0.5]), rng.choice(2, 2000, p=[0.9, 0.1])
+    right = ExactLabels().fit(source=[5, 5], target=[9, 1])
+    wrong = ExactLabels().fit(source=[5, 5], target=[5, 5])
+    assert right.score(source=source, target=target) > wrong.score(source=source, target=target)
+
+
+@pytest.mark.parametrize("law", [[0, 0], [-1, 2], [np.nan, 1]])
+def test_bad_laws(law: list[float]) -> None:
+    with pytest.raises(InputError, match="source must be 2 finite non-negative"):
+        ExactLabels().fit(source=law, target=[1, 1])
+
+
+# ------------------------------------------------------------------ estimated
+
+SOURCE, TARGET = [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]
+
+
+@pytest.mark.parametrize("shift", ESTIMATED, ids=repr)
+def test_gaussian_classes(shift: LabelShift) -> None:
+    x, y = gaussians(SOURCE, 3000, 0)
+    new, _ = gaussians(TARGET, 3000, 1)
+    fitted = clone(shift).fit(source=x, source_labels=y, target=new)
+    np.testing.assert_allclose(fitted.target_prior_, TARGET, atol=0.04)
+    np.testing.assert_allclose(fitted.source_prior_, np.bincount(y) / len(y))
+    np.testing.assert_allclose(fitted.class_log_ratio_, np.log(np.divide(TARGET, SOURCE)), atol=0.3)
+    # the ratio of rows is Σ_y w(y) p(y | x), exactly known here
+    angle = 2 * np.pi * np.arange(3) / 3
+    centre = 2.0 * np.stack([np.cos(angle), np.sin(angle)], 1)
+    density = np.exp(-((new[:, None] - centre) ** 2).sum(axis=2) / 2)
+    truth = np.log(density @ TARGET) - np.log(density @ SOURCE)
+    assert np.sqrt(np.mean((fitted.log_ratio(new) - truth) ** 2)) < 0.2
+    weight = np.exp(fitted.label_log_ratio(y))
+    assert weight.mean() == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("shift", ESTIMATED, ids=repr)
+def test_no_shift_gives_ratios_near_one(shift: LabelShift) -> None:
+    x, y = gaussians(SOURCE, 3000, 0)
+    new, _ = gaussians(SOURCE, 3000, 1)
+    fitted = clone(shift).fit(source=x, source_labels=y, target=new)
+    np.testing.assert_allclose(fitted.class_log_ratio_, 0.0, atol=0.25)
+
+
+@pytest.mark.parametrize("shift", ESTIMATED, ids=repr)
+def test_renaming_classes_and_reordering_rows(shift: LabelShift) -> None:
+    x, y = gaussians(SOURCE, 600, 0)
+    new, _ = gaussians(TARGET, 600, 1)
+    first = clone(shift).fit(source=x, source_labels=y, target=new)
+    names = np.array(["zebra", "ant", "moose"])
+    order = np.random.default_rng(0).permutation(600)
+    other = clone(shift).fit(source=x[order], source_labels=names[y[order]], target=new[order])
+    assert other.classes_.tolist() == ["ant", "moose", "zebra"]
+    np.testing.assert_allclose(
+        other.label_log_ratio(names), first.label_log_ratio([0, 1, 2]), atol=0.02
+    )
+
+
+@pytest.mark.parametrize("shift", ESTIMATED, ids=repr)
+def test_duplicates_change_nothing(shift: LabelShift) -> None:
+    x, y = gaussians(SOURCE, 400, 0)
+    new, _ = gaussians(TARGET, 400, 1)
+    one = clone(shift).fit(source=x, source_labels=y, target=new)
+    two = clone(shift).fit(
+        source=np.concatenate([x, x]),
+        source_labels=np.concatenate([y, y]),
+        target=np.repeat(new, 3, 0),
+    )
+    np.testing.assert_allclose(two.class_log_ratio_, one.class_log_ratio_, atol=1e-8)
+
+
+@pytest.mark.parametrize("shift", ESTIMATED, ids=repr)
+def test_several_laws_sum(shift: LabelShift) -> None:
+    x, y = gaussians(SOURCE, 1000, 0)
+    laws = {"a": gaussians(TARGET, 700, 1)[0], "b": gaussians([1 / 3] * 3, 300, 2)[0]}
+    both = clone(shift).fit(source=x, source_labels=y, target=laws)
+    each = [clone(shift).fit(source=x, source_labels=y, target=law) for law in laws.values()]
+    expected = np.log(sum(np.exp(e.class_log_ratio_) for e in each))
+    np.testing.assert_allclose(both.class_log_ratio_, expected, atol=1e-8)
+    np.testing.assert_allclose(both.ratio(x), sum(e.ratio(x) for e in each), rtol=1e-6)
+    assert list(both.target_priors_) == ["a", "b"]
+
+
+def test_calibration_beats_no_calibration_and_bbse_for_an_over_confident_classifier() -> None:
+    law = [0.3, 0.1, 0.3, 0.05, 0.25]
+    away = {"mlls": 0.0, "plain": 0.0, "bbse": 0.0}
+    for seed in range(8):
+        x, y = gaussians([0.2] * 5, 800, 2 * seed, apart=1.5)
+        new, _ = gaussians(law, 800, 2 * seed + 1, apart=1.5)
+        for name, shift in (
+            ("mlls", MLLS(OverConfident())),
+            ("plain", MLLS(OverConfident(), calibration=None)),
+            ("bbse", BBSE(OverConfident())),
+        ):
+            fitted = shift.fit(source=x, source_labels=y, target=new)
+            away[name] += float(np.square(fitted.target_prior_ - law).sum())
+    assert away["mlls"] < 0.75 * away["plain"]
+    assert away["mlls"] < 0.75 * away["bbse"]
+
+
+def test_rlls_is_steadier_than_bbse_where_rows_are_few() -> None:
+    law = [0.3, 0.1, 0.3, 0.05, 0.25]
+    away = np.zeros(2)
+    for seed in range(8):
+        x, y = gaussians([0.2] * 5, 300, 2 * seed, apart=1.0)
+        new, _ = gaussians(law, 60, 2 * seed + 1, apart=1.0)
+        for i, shift in enumerate((RLLS(), BBSE())):
+            fitted = shift.fit(source=x, source_labels=y, target=new)
+            away[i] += float(np.square(fitted.target_prior_ - law).sum())
+    assert away[0] < away[1]
+
+
+def digits_shift(seed: int) -> tuple[Any, ...]:
+    x, y = load_digits(return_X_y=True)
+    x = x[:, x.std(axis=0) > 0.3]  # without the blank border
+    rng = np.random.default_rng(seed)
+    law = np.repeat([0.2, 1.0], 5)
+    half = rng.permutation(len(y))
+    parts = []
+    for rows, keep in ((half[:900], law), (half[900:], law[::-1])):
+        kept = rows[rng.random(len(rows)) < keep[y[rows]]]
+        parts += [x[kept], y[kept]]
+    return tuple(parts)
+
+
+@pytest.mark.parametrize(
+    ("shift", "most"), [(MLLS(), 0.15), (BBSE(), 0.25), (BBSE(soft=True), 0.25), (RLLS(), 0.25)]
+)
+def test_digits(shift: LabelShift, most: float) -> None:
+    x, y, new, truth = digits_shift(0)
+    fitted = clone(shift).fit(source=x, source_labels=y, target=new)
+    assert np.abs(fitted.target_prior_ - np.bincount(truth) / len(truth)).sum() < most
+    exact = ExactLabels().fit(source=np.bincount(y), target=np.bincount(truth))
+    np.testing.assert_allclose(fitted.ratio(x).mean(), 1.0, atol=0.25)
+    if isinstance(shift, MLLS):  # BBSE may cut a rare class to zero
+        np.testing.assert_allclose(fitted.label_log_ratio(y), exact.label_log_ratio(y), atol=1.0)
+    assert fitted.score(source=x, target=new) > -2 * np.log(2)  # better than a constant
+
+
+def test_images_in() -> None:
+    x, y = gaussians(SOURCE, 300, 0)
+    new, _ = gaussians(TARGET, 300, 1)
+    flat = MLLS().fit(source=x, source_labels=y, target=new)
+    images = MLLS().fit(
+        source=x.reshape(-1, 1, 2, 1), source_labels=y, target=new.reshape(-1, 1, 2, 1)
+    )
+    np.testing.assert_allclose(images.class_log_ratio_, flat.class_log_ratio_)
+    assert flat.predict_source_proba(x[:4]).shape == (4, 3)
+
+
+def test_bad_input_is_named() -> None:
+    x, y = gaussians(SOURCE, 100, 0)
+    with pytest.raises(InputError, match="one label a source row, 100; got 99"):
+        MLLS().fit(source=x, source_labels=y[:-1], target=x)
+    with pytest.raises(InputError, match="got none of 3, 4"):
+        MLLS(classes=[0, 1, 2, 3, 4]).fit(source=x, source_labels=y, target=x)
+    with pytest.raises(InputError, match="at least two classes"):
+        MLLS().fit(source=x, source_labels=np.zeros(100), target=x)
+    with pytest.raises(InputError, match="got 1 of 9"):
+        MLLS().fit(source=x, source_labels=np.where(np.arange(100) == 7, 9, y), target=x)
+    with pytest.raises(InputError, match="calibration must be"):
+        MLLS(calibration="platt").fit(source=x, source_labels=y, target=x)
+    with pytest.raises(InputError, match="n_folds"):
+        BBSE(n_folds=1).fit(source=x, source_labels=y, target=x)
+    with pytest.raises(InputError, match="NaN"):
+        MLLS().fit(source=x, source_labels=np.full(100, np.nan), target=x)
+
+
+def test_slow_em_warns() -> None:
+    x, y = gaussians(SOURCE, 200, 0)
+    new, _ = gaussians(TARGET, 200, 1)
+    with pytest.warns(NotConverged, match="raise max_iter or tol"):
+        MLLS(max_iter=2).fit(source=x, source_labels=y, target=new)
