@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad
 
 from fedshift.core import calibrate
-from fedshift.core.calibrate import Saturation, log_loss, stack, worthwhile_saturation
+from fedshift.core.calibrate import Evidence, Saturation, stack, worthwhile_saturation
 
 
-def uniform(n: int) -> np.ndarray:
-    return np.full(n, 1 / n)
+def even(n: int, m: int | None = None) -> Evidence:
+    return Evidence.of(np.full(n, 1 / n), np.full(m or n, 1 / (m or n)))
 
 
 def two_groups(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -28,7 +28,7 @@ def two_groups(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_recovers_the_bounds_of_a_mixture() -> None:
     s, t = two_groups(4000, 0)
-    fitted = worthwhile_saturation(s, t, uniform(4000), uniform(4000))
+    fitted = worthwhile_saturation(s, t, even(4000))
     assert fitted is not None
     assert fitted.high == pytest.approx(np.log(20), abs=0.25)
     assert fitted.low == pytest.approx(-np.log(20), abs=0.25)
@@ -37,7 +37,7 @@ def test_recovers_the_bounds_of_a_mixture() -> None:
 def test_leaves_a_straight_line_alone() -> None:
     rng = np.random.default_rng(1)
     s, t = rng.normal(0, 1, 2000) - 0.5, rng.normal(1, 1, 2000) - 0.5
-    assert worthwhile_saturation(s, t, uniform(2000), uniform(2000)) is None
+    assert worthwhile_saturation(s, t, even(2000)) is None
 
 
 @given(
@@ -72,7 +72,7 @@ def test_gradient_by_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None
 
     real = calibrate.minimize
     monkeypatch.setattr(calibrate, "minimize", spy)
-    Saturation.fit(s, t, uniform(50), uniform(50))
+    Saturation.fit(s, t, even(50))
     assert seen["error"] < 1e-5
 
 
@@ -82,9 +82,20 @@ def test_stack_prefers_the_truth_to_noise() -> None:
     s, t = rng.normal(0, 1, n) - 0.5, rng.normal(1, 1, n) - 0.5
     noise_s, noise_t = rng.normal(size=n), rng.normal(size=n)
     a, b = np.stack([s, noise_s], 1), np.stack([t, noise_t], 1)
-    coefficients, intercept = stack(a, b, uniform(n), uniform(n))
+    coefficients, intercept = stack(a, b, even(n))
     assert coefficients[0] == pytest.approx(1.0, abs=0.1)
     assert coefficients[1] < 0.05
     assert abs(intercept) < 0.1
-    joined = log_loss(a @ coefficients + intercept, b @ coefficients + intercept, *[uniform(n)] * 2)
-    assert joined <= log_loss(s, t, uniform(n), uniform(n)) + 1e-9
+    joined = even(n).loss(a @ coefficients + intercept, b @ coefficients + intercept)
+    assert joined <= even(n).loss(s, t) + 1e-9
+
+
+def test_unequal_samples_keep_the_truth() -> None:
+    # the truth x − ½ minimises the loss whatever the sizes
+    rng = np.random.default_rng(4)
+    s, t = rng.normal(0, 1, 20_000) - 0.5, rng.normal(1, 1, 2_000) - 0.5
+    evidence = even(20_000, 2_000)
+    (slope,), intercept = stack(s[:, None], t[:, None], evidence)
+    assert slope == pytest.approx(1.0, abs=0.06)
+    assert intercept == pytest.approx(0.0, abs=0.06)
+    assert evidence.loss(s, t) <= evidence.loss(s + 0.3, t + 0.3)

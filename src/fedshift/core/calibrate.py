@@ -12,6 +12,7 @@ r0 → 0 and r1 → ∞ it is the straight line a s + b, so nothing is lost wher
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,22 +21,52 @@ from scipy.special import expit
 
 from fedshift.core.samples import Float64Array
 
-
-def log_loss(
-    source: Float64Array,
-    target: Float64Array,
-    source_weight: Float64Array,
-    target_weight: Float64Array,
-) -> float:
-    """E_source softplus(s) + E_target softplus(−s): the LR divergence of log ratios s."""
-    return float(
-        source_weight @ np.logaddexp(0.0, source) + target_weight @ np.logaddexp(0.0, -target)
-    )
+#: log odds, weights, sign of the loss
+Side = tuple[Float64Array, Float64Array, float]
 
 
-def information(n_source: int, n_target: int) -> float:
-    """Twice the harmonic mean of the sizes over two: turns a mean loss into nats of evidence."""
-    return 2.0 * n_source * n_target / (n_source + n_target)
+@dataclass(frozen=True)
+class Evidence:
+    """What held-out rows say of log ratios: the log loss of telling target from source.
+
+    Every row counts once, so unequal samples are used as efficiently as they can be; the log
+    ratio s enters as the log odds s + log(n_target/n_source).
+
+    Attributes
+    ----------
+    source, target : ndarray (n,), (n',)
+        Weights of the rows; together they sum to one.
+    offset : float
+        log(n_target / n_source).
+    """
+
+    source: Float64Array
+    target: Float64Array
+    offset: float
+
+    @classmethod
+    def of(cls, source: Float64Array, target: Float64Array) -> Evidence:
+        """Evidence from two laws' row weights, each summing to one."""
+        n_s, n_t = len(source), len(target)
+        total = n_s + n_t
+        return cls(source * (n_s / total), target * (n_t / total), math.log(n_t / n_s))
+
+    @property
+    def n(self) -> int:
+        """Number of rows; times it, a difference of losses is in nats."""
+        return len(self.source) + len(self.target)
+
+    def sides(self, source: Float64Array, target: Float64Array) -> tuple[Side, Side]:
+        """(log odds, weights, sign) of both laws; the loss is Σ w softplus(sign · log odds)."""
+        return (
+            (source + self.offset, self.source, 1.0),
+            (target + self.offset, self.target, -1.0),
+        )
+
+    def loss(self, source: Float64Array, target: Float64Array) -> float:
+        """Mean log loss of log ratios."""
+        sides = self.sides(source, target)
+        return sum(float(w @ np.logaddexp(0.0, sign * s)) for s, w, sign in sides)
 
 
 @dataclass(frozen=True)
@@ -64,13 +95,7 @@ class Saturation:
         return np.asarray(np.logaddexp(self.low, self.high + u) - np.logaddexp(0.0, u))
 
     @classmethod
-    def fit(
-        cls,
-        source: Float64Array,
-        target: Float64Array,
-        source_weight: Float64Array,
-        target_weight: Float64Array,
-    ) -> Saturation:
+    def fit(cls, source: Float64Array, target: Float64Array, evidence: Evidence) -> Saturation:
         """The map with the lowest log loss on held-out log ratios."""
 
         def of(t: Float64Array) -> Saturation:
@@ -79,9 +104,11 @@ class Saturation:
         def loss(t: Float64Array) -> tuple[float, Float64Array]:
             m = of(t)
             value, gradient = 1e-4 * t[0] ** 2, np.array([2e-4 * t[0], 0.0, 0.0, 0.0])
-            for s, w, sign in ((source, source_weight, 1.0), (target, target_weight, -1.0)):
+            for s, (_, w, sign) in zip(
+                (source, target), evidence.sides(source, target), strict=True
+            ):
                 u = m.slope * s + m.shift
-                out = np.logaddexp(m.low, m.high + u) - np.logaddexp(0.0, u)
+                out = np.logaddexp(m.low, m.high + u) - np.logaddexp(0.0, u) + evidence.offset
                 value += float(w @ np.logaddexp(0.0, sign * out))
                 d_out = sign * w * expit(sign * out)
                 high_share = expit(m.high + u - m.low)
@@ -102,24 +129,16 @@ class Saturation:
 
 
 def worthwhile_saturation(
-    source: Float64Array,
-    target: Float64Array,
-    source_weight: Float64Array,
-    target_weight: Float64Array,
+    source: Float64Array, target: Float64Array, evidence: Evidence
 ) -> Saturation | None:
     """A saturation, if its gain on held-out rows outweighs its three extra numbers (BIC)."""
-    fitted = Saturation.fit(source, target, source_weight, target_weight)
-    before = log_loss(source, target, source_weight, target_weight)
-    after = log_loss(fitted(source), fitted(target), source_weight, target_weight)
-    nats = (before - after) * information(len(source), len(target))
-    return fitted if nats > 1.5 * np.log(len(source) + len(target)) else None
+    fitted = Saturation.fit(source, target, evidence)
+    gain = evidence.loss(source, target) - evidence.loss(fitted(source), fitted(target))
+    return fitted if evidence.n * gain > 1.5 * math.log(evidence.n) else None
 
 
 def stack(
-    source: Float64Array,
-    target: Float64Array,
-    source_weight: Float64Array,
-    target_weight: Float64Array,
+    source: Float64Array, target: Float64Array, evidence: Evidence
 ) -> tuple[Float64Array, float]:
     """Non-negative coefficients and an intercept that combine held-out log ratios.
 
@@ -138,8 +157,11 @@ def stack(
 
     def loss(t: Float64Array) -> tuple[float, Float64Array]:
         value, gradient = 0.0, np.zeros(m + 1)
-        for s, w, sign in ((source, source_weight, 1.0), (target, target_weight, -1.0)):
-            out = sign * (s @ t[:m] + t[m])
+        for s, w, sign in (
+            (source, evidence.source, 1.0),
+            (target, evidence.target, -1.0),
+        ):
+            out = sign * (s @ t[:m] + t[m] + evidence.offset)
             value += float(w @ np.logaddexp(0.0, out))
             d = sign * w * expit(out)
             gradient[:m] += d @ s

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from fedshift.core.calibrate import information, log_loss
-from fedshift.core.samples import Float64Array, FloatArray, Sample
+from fedshift.core.calibrate import Evidence
+from fedshift.core.samples import Float64Array, FloatArray, Sample, row_hash
 from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
 from fedshift.ratio.family import (
@@ -21,7 +23,7 @@ from fedshift.ratio.family import (
 )
 from fedshift.ratio.neural import Neural
 
-#: nats by which fitting the stack's coefficients flatters it on the rows it is judged on
+#: nats by which choosing a tuning value and a slope flatters a member on the rows it is judged on
 OPTIMISM = 1.5
 
 
@@ -36,8 +38,9 @@ class Auto(RatioEstimator):
     standard errors, and 1.5 nats over all rows, of the best (a one-standard-error rule), so
     noise never buys a network.
 
-    New rows get the mean over the fold models. `source_log_ratio_` are the source rows' own
-    out-of-fold log ratios: use these as training weights.
+    New rows get the mean over the fold models. A row that was fitted on gets the word of the
+    model that has not seen it, in `source_log_ratio_` and in `log_ratio` alike, so no row ever
+    vouches for itself.
 
     Parameters
     ----------
@@ -70,7 +73,7 @@ class Auto(RatioEstimator):
     """
 
     def __init__(
-        self, *, folds: int = 5, tolerance: float = 1.0, max_rows: int = 20_000, seed: int = 0
+        self, *, folds: int = 5, tolerance: float = 1.5, max_rows: int = 20_000, seed: int = 0
     ) -> None:
         self.folds = folds
         self.tolerance = tolerance
@@ -102,17 +105,17 @@ class Auto(RatioEstimator):
                 if member.name in estimators:  # once on all rows, in place of the fold models
                     member.paths[:] = [estimators[member.name]._path(source, target)]
             out = np.concatenate([out, self._predict(source.x[len(s) :])])
+        self._seen = _Seen.of(s.x, out[: len(s)], t.x, self._chosen.target)
         self.source_log_ratio_ = out[source.inverse] + math.log(self.n_laws_)
 
     def _choose(self, members: list[Member], s: Sample, t: Sample) -> None:
         stacked = Stack.of(members, s, t)
         candidates: dict[str, Candidate] = {m.name: m for m in members}
         candidates["stack"] = stacked
-        losses = {
-            name: log_loss(c.source, c.target, s.weight, t.weight) for name, c in candidates.items()
-        }
+        evidence = Evidence.of(s.weight, t.weight)
+        losses = {n: evidence.loss(c.source, c.target) for n, c in candidates.items()}
         best = min(losses, key=losses.__getitem__)
-        gaps = {n: paired_difference(c, candidates[best], s, t) for n, c in candidates.items()}
+        gaps = {n: paired_difference(c, candidates[best], evidence) for n, c in candidates.items()}
         shares = dict(zip(candidates, stacked.coefficients, strict=False))
         self.table_ = [
             {
@@ -125,7 +128,7 @@ class Auto(RatioEstimator):
             }
             for name, c in candidates.items()
         ]
-        allowance = OPTIMISM / information(len(s), len(t))
+        allowance = OPTIMISM / evidence.n
         simple = [name for name in SIMPLE if name in gaps]
         fits = [n for n in simple if gaps[n][0] <= self.tolerance * gaps[n][1] + allowance]
         self.choice_ = fits[0] if fits else "stack"
@@ -155,4 +158,25 @@ class Auto(RatioEstimator):
         return [self._chosen] if isinstance(self._chosen, Member) else []
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
-        return self._chosen(x)
+        values = self._chosen(x)
+        return self._seen.replace(x, values) if hasattr(self, "_seen") else values
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Rows the fold models were fitted on, with the log ratio of the one that saw none of them."""
+
+    hashes: npt.NDArray[np.uint64]
+    values: Float64Array
+
+    @classmethod
+    def of(cls, s: FloatArray, out_s: Float64Array, t: FloatArray, out_t: Float64Array) -> _Seen:
+        # np.unique keeps the first of equal rows: the source's value where both have the row
+        hashes, first = np.unique(np.concatenate([row_hash(s), row_hash(t)]), return_index=True)
+        return cls(hashes, np.concatenate([out_s, out_t])[first])
+
+    def replace(self, x: FloatArray, values: Float64Array) -> Float64Array:
+        """Held-out values for the rows that were seen, the given ones for all others."""
+        h = row_hash(x)
+        at = np.searchsorted(self.hashes, h).clip(max=len(self.hashes) - 1)
+        return np.where(self.hashes[at] == h, self.values[at], values)

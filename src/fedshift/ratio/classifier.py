@@ -11,7 +11,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import has_fit_parameter
 
-from fedshift.core.calibrate import Saturation, worthwhile_saturation
+from fedshift.core.calibrate import Evidence, Saturation, worthwhile_saturation
 from fedshift.core.samples import Float64Array, FloatArray, Sample
 from fedshift.errors import InputError
 from fedshift.ratio.base import Path, RatioEstimator
@@ -100,7 +100,8 @@ class Classifier(RatioEstimator):
 
     def _calibrate(self, s: Float64Array, t: Float64Array, source: Sample, target: Sample) -> None:
         if self.calibrate:
-            self.saturation_ = worthwhile_saturation(s, t, source.weight, target.weight)
+            evidence = Evidence.of(source.weight, target.weight)
+            self.saturation_ = worthwhile_saturation(s, t, evidence)
 
     def _bend(self, log_ratio: Float64Array) -> Float64Array:
         return log_ratio if self.saturation_ is None else self.saturation_(log_ratio)

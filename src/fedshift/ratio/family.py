@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from sklearn.ensemble import ExtraTreesClassifier
 
-from fedshift.core.calibrate import Saturation, log_loss, stack, worthwhile_saturation
-from fedshift.core.samples import Float64Array, FloatArray, Sample
+from fedshift.core.calibrate import Evidence, Saturation, stack, worthwhile_saturation
+from fedshift.core.samples import Float64Array, FloatArray, Sample, fold_of
 from fedshift.ratio.base import Path, RatioEstimator
 from fedshift.ratio.classifier import Classifier
 from fedshift.ratio.crossfit import out_of_fold
@@ -24,6 +25,8 @@ from fedshift.ratio.logistic import Logistic
 SIMPLE = ("none", "linear", "shared Gaussian", "sparse", "squares", "Gaussian", "quadratic")
 #: most products a quadratic member may have, unless rows are very few
 PRODUCTS = 600
+#: most rows a law for randomised trees, whose cost grows fastest
+TREES = 6000
 
 
 class Candidate(Protocol):
@@ -81,7 +84,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Stack:
-    """A non-negative combination of members, fitted on their held-out log ratios."""
+    """A non-negative combination of members, fitted on their held-out log ratios.
+
+    Attributes
+    ----------
+    source, target : ndarray (n,), (n',)
+        What combinations fitted without a row's fold say of it: as many coefficients as there
+        are members flatter a stack on the rows it was fitted on.
+    """
 
     members: list[Member]
     coefficients: Float64Array
@@ -95,10 +105,19 @@ class Stack:
         """The stack with the lowest held-out loss."""
         a = np.stack([m.source for m in members], axis=1)
         b = np.stack([m.target for m in members], axis=1)
-        coefficients, intercept = stack(a, b, s.weight, t.weight)
-        a, b = a @ coefficients + intercept, b @ coefficients + intercept
-        bend = worthwhile_saturation(a, b, s.weight, t.weight)
-        return cls(members, coefficients, intercept, _bend(a, bend), _bend(b, bend), bend)
+        evidence = Evidence.of(s.weight, t.weight)
+        coefficients, intercept = stack(a, b, evidence)
+        out_a, out_b = np.empty(len(s)), np.empty(len(t))
+        folds = min(5, len(s), len(t))
+        fold_a, fold_b = (fold_of(len(p), folds, seed=len(members)) for p in (s, t))
+        for j in range(folds):
+            kept_a, kept_b = fold_a != j, fold_b != j
+            part = Evidence.of(s.take(kept_a).weight, t.take(kept_b).weight)
+            c, shift = stack(a[kept_a], b[kept_b], part)
+            out_a[~kept_a], out_b[~kept_b] = a[~kept_a] @ c + shift, b[~kept_b] @ c + shift
+        bend = worthwhile_saturation(out_a, out_b, evidence)
+        held = _bend(out_a, bend), _bend(out_b, bend)
+        return cls(members, coefficients, intercept, *held, bend)
 
     def __call__(self, x: FloatArray) -> Float64Array:
         """Log ratios of new rows."""
@@ -133,10 +152,14 @@ def shallow_estimators(s: Sample, t: Sample, *, seed: int) -> dict[str, RatioEst
         members["quadratic"] = Logistic("quadratic")
     for width in (1.0, 0.5, 0.25) if d <= 10 else (1.0, 0.5):
         members[f"kernel {width:g}"] = Logistic("kernel", width=width)
-        if d > 20:
+    if d > 20:  # perhaps pixels: one scale for all columns
+        for width in (1.0, 0.5, 0.3):
             members[f"pixel kernel {width:g}"] = Logistic("kernel", width=width, shared_scale=True)
     if n >= 50:
         members["boosting"] = Classifier(folds=0, seed=seed)
+    if d > 1 and 50 <= n <= TREES:
+        forest = ExtraTreesClassifier(200, random_state=seed)
+        members["trees"] = Classifier(forest, folds=0, seed=seed)
     return members
 
 
@@ -145,30 +168,32 @@ def hold_out(
 ) -> list[Member]:
     """Fit every estimator on the same folds, calibrate it on the rows it has not seen."""
     members = [no_shift(s, t)]
+    evidence = Evidence.of(s.weight, t.weight)
     for name, estimator in estimators.items():
         held = out_of_fold(estimator, s, t, folds=folds, seed=seed)
         lines = []
         for j in range(held.source.shape[1]):
             a, b = held.column(j)
-            (slope,), intercept = stack(a[:, None], b[:, None], s.weight, t.weight)
+            (slope,), intercept = stack(a[:, None], b[:, None], evidence)
             a, b = slope * a + intercept, slope * b + intercept
-            lines.append((log_loss(a, b, s.weight, t.weight), j, float(slope), intercept, a, b))
+            lines.append((evidence.loss(a, b), j, float(slope), intercept, a, b))
         _, column, slope, intercept, a, b = min(lines, key=lambda line: line[:2])
-        bend = worthwhile_saturation(a, b, s.weight, t.weight)
+        bend = worthwhile_saturation(a, b, evidence)
         members.append(
             Member(name, _bend(a, bend), _bend(b, bend), held.paths, column, slope, intercept, bend)
         )
     return members
 
 
-def paired_difference(a: Candidate, b: Candidate, s: Sample, t: Sample) -> tuple[float, float]:
+def paired_difference(a: Candidate, b: Candidate, evidence: Evidence) -> tuple[float, float]:
     """Difference of held-out losses and its standard error, row by row."""
     total, variance = 0.0, 0.0
-    for p, q, law, sign in ((a.source, b.source, s, 1.0), (a.target, b.target, t, -1.0)):
+    sides = (evidence.sides(c.source, c.target) for c in (a, b))
+    for (p, w, sign), (q, _, _) in zip(*sides, strict=True):
         d = np.logaddexp(0.0, sign * p) - np.logaddexp(0.0, sign * q)
-        mean = law.mean(d)
-        total += mean
-        variance += float(np.square(law.weight) @ np.square(d - mean))
+        part = float(w @ d)
+        total += part
+        variance += float(np.square(w) @ np.square(d - part / w.sum()))
     return total, math.sqrt(variance)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.core.calibrate import log_loss
+from fedshift.core.calibrate import Evidence
 from fedshift.core.features import FeatureMap, FeatureName, feature_map
 from fedshift.core.logistic import Block, ridge_path, sparse_path
 from fedshift.core.samples import BLOCK, Float64Array, FloatArray, Sample, blocks
@@ -131,7 +131,8 @@ class Logistic(RatioEstimator):
         if folds < 2:
             return ridges[:1]
         held = out_of_fold(self, s, t, folds=folds, seed=self.seed)
-        losses = [log_loss(*held.column(j), s.weight, t.weight) for j in range(len(ridges))]
+        evidence = Evidence.of(s.weight, t.weight)
+        losses = [evidence.loss(*held.column(j)) for j in range(len(ridges))]
         best = int(np.argmin(losses))
         shrink = (len(s) + len(t)) / (len(source) + len(target))
         return tuple(

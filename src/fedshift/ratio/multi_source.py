@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedshift.core.calibrate import Saturation, worthwhile_saturation
+from fedshift.core.calibrate import Evidence, Saturation, worthwhile_saturation
 from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, Sample, as_rows, fold_of
 from fedshift.errors import InputError
 from fedshift.ratio.network import (
@@ -212,11 +212,9 @@ class MultiSource(BaseEstimator):
             s = self._difference(self._held_out(k), source, target)
             t = [self._difference(self._held_out(c), source, target) for c in columns]
             shift = math.log(len(columns))  # calibrate the mean over laws, not the sum
+            pooled = np.concatenate([law.weight / len(laws) for law in laws])
             self._saturations[key] = worthwhile_saturation(
-                s - shift,
-                np.concatenate(t) - shift,
-                self._laws[k].weight,
-                np.concatenate([law.weight / len(laws) for law in laws]),
+                s - shift, np.concatenate(t) - shift, Evidence.of(self._laws[k].weight, pooled)
             )
         bend = self._saturations[key]
         if bend is None:
