@@ -8,23 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.calibrate import Evidence
 from fedshift.core.samples import Float64Array, FloatArray, Sample, row_hash
 from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
 from fedshift.ratio.family import (
     SIMPLE,
-    Candidate,
+    TOLERANCE,
+    Choice,
     Member,
     Stack,
+    choose,
     hold_out,
-    paired_difference,
     shallow_estimators,
 )
 from fedshift.ratio.neural import Neural
-
-#: nats by which choosing a tuning value and a slope flatters a member on the rows it is judged on
-OPTIMISM = 1.5
 
 
 class Auto(RatioEstimator):
@@ -73,7 +70,7 @@ class Auto(RatioEstimator):
     """
 
     def __init__(
-        self, *, folds: int = 5, tolerance: float = 1.5, max_rows: int = 20_000, seed: int = 0
+        self, *, folds: int = 5, tolerance: float = TOLERANCE, max_rows: int = 20_000, seed: int = 0
     ) -> None:
         self.folds = folds
         self.tolerance = tolerance
@@ -98,7 +95,9 @@ class Auto(RatioEstimator):
             raise InputError("Auto needs at least 2 distinct rows in source and in target; got 1")
         estimators = self._estimators(s, t)
         members = hold_out(estimators, s, t, folds=folds, seed=self.seed)
-        self._choose(members, s, t)
+        choice = choose(members, s, t, tolerance=self.tolerance)
+        self._chosen = choice.candidate
+        self._describe(choice)
         out = self._chosen.source
         if len(source) > len(s) or len(target) > len(t):
             for member in self._parts():
@@ -108,46 +107,38 @@ class Auto(RatioEstimator):
         self._seen = _Seen.of(s.x, out[: len(s)], t.x, self._chosen.target)
         self.source_log_ratio_ = out[source.inverse] + math.log(self.n_laws_)
 
-    def _choose(self, members: list[Member], s: Sample, t: Sample) -> None:
-        stacked = Stack.of(members, s, t)
-        candidates: dict[str, Candidate] = {m.name: m for m in members}
-        candidates["stack"] = stacked
-        evidence = Evidence.of(s.weight, t.weight)
-        losses = {n: evidence.loss(c.source, c.target) for n, c in candidates.items()}
-        best = min(losses, key=losses.__getitem__)
-        gaps = {n: paired_difference(c, candidates[best], evidence) for n, c in candidates.items()}
-        shares = dict(zip(candidates, stacked.coefficients, strict=False))
+    def _describe(self, choice: Choice) -> None:
+        stacked = choice.candidates["stack"]
+        assert isinstance(stacked, Stack)
+        shares = dict(zip(choice.candidates, stacked.coefficients, strict=False))
+        self.choice_ = choice.taken
         self.table_ = [
             {
                 "name": name,
-                "loss": losses[name],
-                "difference": gaps[name][0],
-                "standard_error": gaps[name][1],
+                "loss": choice.losses[name],
+                "difference": choice.gaps[name][0],
+                "standard_error": choice.gaps[name][1],
                 "coefficient": float(shares.get(name, math.nan)),
-                "saturated": c.saturation is not None,
+                "saturated": candidate.saturation is not None,
             }
-            for name, c in candidates.items()
+            for name, candidate in choice.candidates.items()
         ]
-        allowance = OPTIMISM / evidence.n
-        simple = [name for name in SIMPLE if name in gaps]
-        fits = [n for n in simple if gaps[n][0] <= self.tolerance * gaps[n][1] + allowance]
-        self.choice_ = fits[0] if fits else "stack"
-        self._chosen = candidates[self.choice_]
-        if fits:
-            gap, error = gaps[self.choice_]
-            self.reason_ = (
-                f"{self.choice_}: the simplest member whose held-out loss, "
-                f"{losses[self.choice_]:.4f}, is as good as that of the best, {best}, to within "
-                f"noise ({gap:+.4f} ± {error:.4f})"
-            )
-        else:
+        loss = choice.losses[choice.taken]
+        if choice.taken == "stack":
             parts = sorted(((c, n) for n, c in shares.items() if c > 0), reverse=True)
-            rival = min(simple, key=losses.__getitem__)
+            rival = min((n for n in SIMPLE if n in choice.losses), key=choice.losses.__getitem__)
+            gap, error = choice.gaps[rival]
             self.reason_ = (
                 "stack of "
                 + ", ".join(f"{n} × {c:.2f}" for c, n in parts)
-                + f": held-out loss {losses['stack']:.4f}; the best simple member, {rival}, is "
-                f"worse by {gaps[rival][0]:.4f} ± {gaps[rival][1]:.4f}"
+                + f": held-out loss {loss:.4f}; the best simple member, {rival}, is behind the "
+                f"best of all by {gap:.4f} ± {error:.4f}"
+            )
+        else:
+            gap, error = choice.gaps[choice.taken]
+            self.reason_ = (
+                f"{choice.taken}: the simplest member whose held-out loss, {loss:.4f}, is as good "
+                f"as that of the best, {choice.best}, to within noise ({gap:+.4f} ± {error:.4f})"
             )
 
     def _parts(self) -> list[Member]:

@@ -6,7 +6,7 @@ cells give three estimates of sup r; the mathematics of cells is in `fedshift.co
 ========================  ==================================================  ====================
 class                     cells                                               take it for
 ========================  ==================================================  ====================
-`ScoreBound` (default)    nested, along a cross-fitted score                  any dimension
+`ScoreBound` (default)    nested, along a cross-fitted score, and its model   any dimension
 `KMeansBound`             k-means clusters of source and target (the paper)   comparison; clusters
 `GridBound`               an axis grid                                        d ≤ 4
 ========================  ==================================================  ====================
@@ -19,22 +19,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import eigh
-from scipy.optimize import minimize
-from scipy.special import expit
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator
 from sklearn.cluster import KMeans
-from sklearn.decomposition import PCA
-from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.kernel_approximation import Nystroem
-from sklearn.linear_model import LogisticRegression
-from sklearn.utils.validation import has_fit_parameter
 
 from fedshift.core.bound import (
     Cells,
@@ -46,12 +37,20 @@ from fedshift.core.bound import (
     nested_masses,
     tabulate,
 )
-from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, Sample, fold_of, read_pair
+from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, Sample, read_pair
 from fedshift.errors import InputError
+from fedshift.ratio.base import RatioEstimator
+from fedshift.ratio.classifier import Classifier
+from fedshift.ratio.family import (
+    TOLERANCE,
+    Candidate,
+    Choice,
+    choose,
+    hold_out,
+    shallow_estimators,
+)
 
 IntArray = npt.NDArray[np.intp]
-#: Rows to features.
-Features = Callable[[Float64Array], Float64Array]
 
 
 class Bound(BaseEstimator):
@@ -276,37 +275,39 @@ class GridBound(Bound):
 
 
 class ScoreBound(Bound):
-    r"""Cells along a cross-fitted score: the default, and the only one that holds in d = 1 to 50.
+    r"""The largest ratio along a cross-fitted score: the default, and the only one that holds
+    in d = 1 to 50.
 
-    A score s(x) that orders rows by their ratio turns any dimension into one. Scores come from
-    folds that did not see the row. The cells are nested, ``{x : s(x) ≥ t}``, for thresholds t
-    down to the smallest cell of at least `min_count` source rows, and
+    A score s(x) that orders rows by their ratio turns any dimension into one. Scores are
+    out-of-fold log ratios of the family that `Auto` chooses from. Two estimates are joined by
+    their geometric mean:
 
-    .. math:: \tilde r(t) = K\,\frac{P_{target}(s \ge t)}{P_{source}(s \ge t)} \le \sup r .
+    1. *Cells.* They are nested, ``{x : s(x) ≥ t}``, down to the smallest with `min_count` source
+       rows, and
 
-    The largest of many noisy ratios errs upwards; the ratio of the cell that is largest after
-    taking off five standard errors errs downwards. The answer is their geometric mean (with
-    `confidence`, the upper Clopper-Pearson limit of the second cell, if that is more). Only the
-    order of the scores matters, not their calibration.
+       .. math:: \tilde r(t) = K\,\frac{P_{target}(s \ge t)}{P_{source}(s \ge t)} \le \sup r .
 
-    When it fails: where the sup is reached on a set that holds less source mass than
-    ``min_count / n``, or that the classifier cannot find, the answer is too small. Give a number
-    as the bound if you know one, or double the answer: a C that is too small is unbiased, one
-    that is too large is not.
+       The largest of many noisy ratios errs upwards; the ratio of the cell that is largest after
+       taking off five standard errors errs downwards; their geometric mean is taken. Averaging
+       over a cell, it cannot see a narrow peak.
+    2. *Model.* The `level` quantile, over target rows, of the calibrated ratio of the simplest
+       adequate model. It sees a narrow peak, but trusts the model.
+
+    With `confidence`, the answer is at least the upper Clopper-Pearson limit of the cautious cell.
+
+    When it fails: where the sup is reached on a set of hardly any source mass *and* no member of
+    the family fits, the answer is too small. Give a number as the bound if you know one, or
+    double the answer: a C that is too small is unbiased, one that is too large is not.
 
     Parameters
     ----------
-    classifier : scikit-learn classifier, optional
-        Learns source (0) against target (1); needs ``predict_proba`` or ``decision_function``.
-        By default five families are stacked with non-negative coefficients fitted to the
-        out-of-fold scores: 1-norm logistic regression on columns and squares, the same
-        in the directions in which variances differ most, 2-norm logistic regression on products
-        of columns, gradient boosting, and logistic regression on
-        radial-basis features. More than 64 columns are first reduced to 32 principal components
-        and the 32 columns whose mean or variance differ most.
+    estimator : RatioEstimator or scikit-learn classifier, optional
+        Gives the score instead of the family.
     n_folds : int
     n_bins : int
         Number of thresholds.
+    level : float
+        Quantile of the model's ratio over target rows.
     min_count : float, optional
         Fewest source rows in a cell; by default a thirtieth of the source, between 10 and 60.
     smoothing, cap, confidence
@@ -334,20 +335,22 @@ class ScoreBound(Bound):
 
     def __init__(
         self,
-        classifier: Any = None,
+        estimator: Any = None,
         *,
         n_folds: int = 5,
         n_bins: int = 60,
+        level: float = 0.98,
         min_count: float | None = None,
         smoothing: float = 0.0,
         cap: float | None = None,
         confidence: float | None = None,
-        max_rows: int = 10_000,
+        max_rows: int = 5_000,
         seed: int = 0,
     ) -> None:
-        self.classifier = classifier
+        self.estimator = estimator
         self.n_folds = n_folds
         self.n_bins = n_bins
+        self.level = level
         self.min_count = min_count
         self.smoothing = smoothing
         self.cap = cap
@@ -355,17 +358,58 @@ class ScoreBound(Bound):
         self.max_rows = max_rows
         self.seed = seed
 
-    def _cells(self, source: Sample, target: Sample, n_laws: int) -> Cells:
+    def _estimate(self, source: Sample, target: Sample, n_laws: int) -> tuple[float, Cells]:
+        self._check()
+        s, t = (part.take(slice(0, self.max_rows)) for part in (source, target))
+        choice = self._scored(s, t)
+        cells = self._nested(choice.candidates["stack"], s, t, n_laws)
+        error = log_ratio_error(
+            cells.source_count,
+            cells.target_count,
+            n_source=cells.source_count[-1],
+            n_target=cells.target_count[-1],
+        )
+        sure = int(np.argmax(cells.ratio * np.exp(-_CAUTION * error)))
+        low = max(float(n_laws), float(cells.ratio[sure]))
+        high = max(low, float(cells.ratio.max()))
+        top = _quantiles(choice.candidate.target, t.weight, np.array([self.level]))[0]
+        model = n_laws * max(1.0, math.exp(min(top, 50.0)))
+        value = math.sqrt(math.sqrt(low * high) * model)
+        if self.confidence is not None:
+            value = max(value, float(cells.upper[sure]))
+        return capped(value, self.cap, n_laws=n_laws), cells
+
+    def _check(self) -> None:
+        super()._check()
         _need(self, "n_folds", "an integer of at least 2", _whole(self.n_folds, 2))
         _need(self, "n_bins", "an integer of at least 1", _whole(self.n_bins))
         _need(self, "max_rows", "an integer of at least 20", _whole(self.max_rows, 20))
-        s, t = (_first(part, self.max_rows) for part in (source, target))
+        _need(self, "level", "between 0 and 1", 0 < self.level <= 1)
+
+    def _scored(self, s: Sample, t: Sample) -> Choice:
+        """Out-of-fold log ratios of the family, or of the one estimator that was given."""
+        folds = min(self.n_folds, len(s), len(t))
+        if folds < 2:
+            raise InputError(
+                f"a cross-fitted score needs at least 2 distinct rows of each law; got {len(s)} "
+                f"of the source and {len(t)} of the target; give the bound as a number"
+            )
+        if self.estimator is None:
+            estimators = shallow_estimators(s, t, seed=self.seed)
+            estimators.pop("trees", None)  # the slowest, and no help here
+        elif isinstance(self.estimator, RatioEstimator):
+            estimators = {"given": self.estimator}
+        else:
+            estimators = {"given": Classifier(self.estimator, folds=0, seed=self.seed)}
+        members = hold_out(estimators, s, t, folds=folds, seed=self.seed)
+        return choose(members, s, t, tolerance=TOLERANCE)
+
+    def _nested(self, score: Candidate, s: Sample, t: Sample, n_laws: int) -> Cells:
         n = effective_rows(s)
         fewest = self.min_count or float(np.clip(n / 30.0, 10.0, 60.0))
-        score = cross_scores(s, t, classifier=self.classifier, n_folds=self.n_folds, seed=self.seed)
         _, *masses = nested_masses(
-            score[: len(s)],
-            score[len(s) :],
+            score.source,
+            score.target,
             s.weight,
             t.weight,
             n_cells=self.n_bins,
@@ -376,264 +420,9 @@ class ScoreBound(Bound):
         keep[-1] = True  # the whole space
         return cells.take(keep)
 
-    def _value(self, cells: Cells, n_laws: int) -> float:
-        error = log_ratio_error(
-            cells.source_count,
-            cells.target_count,
-            n_source=cells.source_count[-1],
-            n_target=cells.target_count[-1],
-        )
-        sure = int(np.argmax(cells.ratio * np.exp(-_CAUTION * error)))
-        low = max(float(n_laws), float(cells.ratio[sure]))
-        high = max(low, float(cells.ratio.max()))
-        value = math.sqrt(low * high)
-        return value if self.confidence is None else max(value, float(cells.upper[sure]))
 
-
-#: Standard errors by which the ratio of the cautious cell must stand out.
+#: standard errors by which the ratio of the cautious cell must stand out
 _CAUTION = 5.0
-
-
-def cross_scores(
-    source: Sample, target: Sample, *, classifier: Any = None, n_folds: int = 5, seed: int = 0
-) -> Float64Array:
-    """Out-of-fold log-odds of target against source, source rows first, shape (n + m,).
-
-    Parameters
-    ----------
-    source, target : Sample
-        Each law counts the same whatever its number of rows.
-    classifier : scikit-learn classifier, optional
-        By default the stack described in `ScoreBound`.
-    """
-    folds = min(n_folds, len(source), len(target))
-    if folds < 2:
-        raise InputError(
-            f"a cross-fitted score needs at least 2 distinct rows of each law; got {len(source)} "
-            f"of the source and {len(target)} of the target; give the bound as a number"
-        )
-    x = np.concatenate([source.flat, target.flat]).astype(np.float64)
-    z = np.repeat([0, 1], [len(source), len(target)])
-    weight = np.concatenate([source.weight, target.weight]) * (len(z) / 2.0)
-    fold = np.concatenate([fold_of(len(part), folds, seed=seed) for part in (source, target)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # only the order of scores is used
-        parts = [
-            _held_out(classifier, x[fold != j], z[fold != j], weight[fold != j], x[fold == j], seed)
-            for j in range(folds)
-        ]
-    best = []
-    for family in parts[0]:
-        scores = np.empty((len(parts[0][family]), len(z)))
-        for j, part in enumerate(parts):
-            scores[:, fold == j] = np.clip(part[family], -15.0, 15.0)
-        best.append(scores[int(np.argmin([_log_loss(v, z, weight) for v in scores]))])
-    return best[0] if len(best) == 1 else _stack(np.stack(best, axis=1), z, weight)
-
-
-def _held_out(
-    classifier: Any,
-    x: Float64Array,
-    z: IntArray,
-    weight: Float64Array,
-    held: Float64Array,
-    seed: int,
-) -> dict[str, list[Float64Array]]:
-    """Scores of held-out rows by family, one array for each setting tried."""
-    if classifier is not None:
-        return {"given": [_given(classifier, x, z, weight, held)]}
-    base = _base(x, z, seed)
-    a, b = base(x), base(held)
-    wide = x.shape[1] > _WIDE
-    return {
-        "sparse": _sparse(a, z, weight, b),
-        "rotated": _rotated(a, z, weight, b),
-        "products": _products(a, z, weight, b, wide),
-        "radial": _radial(a, z, weight, b, seed),
-        "boosted": _boosted(a, z, weight, b, seed),
-    }
-
-
-def _given(
-    classifier: Any, x: Float64Array, z: IntArray, weight: Float64Array, held: Float64Array
-) -> Float64Array:
-    """Any scikit-learn classifier; weights reach it where its fit takes them."""
-    takes = has_fit_parameter(classifier, "sample_weight")
-    model = clone(classifier).fit(x, z, **({"sample_weight": weight} if takes else {}))
-    if hasattr(model, "decision_function"):
-        return np.asarray(model.decision_function(held), dtype=np.float64)
-    p = np.clip(model.predict_proba(held)[:, 1], 1e-7, 1.0 - 1e-7)
-    return np.asarray(np.log(p) - np.log1p(-p), dtype=np.float64)
-
-
-def _logistic(
-    x: Float64Array,
-    z: IntArray,
-    weight: Float64Array,
-    held: Float64Array,
-    strengths: tuple[float, ...],
-    *,
-    sparse: bool = False,
-) -> list[Float64Array]:
-    """Logistic regressions of several strengths on the same features."""
-    models = (
-        LogisticRegression(
-            C=c,
-            l1_ratio=1.0 if sparse else 0.0,
-            solver="liblinear" if sparse else "lbfgs",
-            max_iter=200,
-            random_state=0,
-        )
-        for c in strengths
-    )
-    return [m.fit(x, z, sample_weight=weight).decision_function(held) for m in models]
-
-
-def _sparse(
-    x: Float64Array, z: IntArray, weight: Float64Array, held: Float64Array
-) -> list[Float64Array]:
-    """1-norm, on columns and squares: finds the few columns that shifted."""
-    a, b = (np.concatenate([rows, rows**2], axis=1) for rows in (x, held))
-    standard = _standard(a)
-    return _logistic(standard(a), z, weight, standard(b), (0.01, 0.03, 0.1, 1.0), sparse=True)
-
-
-def _rotated(
-    x: Float64Array, z: IntArray, weight: Float64Array, held: Float64Array
-) -> list[Float64Array]:
-    """As `_sparse`, in the directions in which the variances differ: correlated columns."""
-    covariance = [
-        np.cov(x[z == c], rowvar=False, aweights=weight[z == c]).reshape(2 * x.shape[1:])
-        for c in (0, 1)
-    ]
-    ridge = 1e-3 * np.trace(covariance[0] + covariance[1]) / x.shape[1] + 1e-12
-    pooled = covariance[0] + covariance[1] + ridge * np.eye(x.shape[1])
-    _, directions = eigh(covariance[1], pooled)
-    return _sparse(x @ directions, z, weight, held @ directions)
-
-
-def _products(
-    x: Float64Array,
-    z: IntArray,
-    weight: Float64Array,
-    held: Float64Array,
-    wide: bool,
-    most: int = 24,
-) -> list[Float64Array]:
-    """2-norm, on products of columns: correlations that shifted."""
-    # principal components come first and in order; plain columns are screened
-    keep = (np.arange(x.shape[1]) if wide else _screen(x, z))[:most]
-    i, j = np.triu_indices(len(keep))
-
-    def products(rows: Float64Array) -> Float64Array:
-        r = rows[:, keep]
-        return np.concatenate([r, r[:, i] * r[:, j]], axis=1)
-
-    standard = _standard(products(x))
-    a, b = standard(products(x)), standard(products(held))
-    return _logistic(a, z, weight, b, (1e-3, 1e-2, 0.1, 1.0))
-
-
-def _radial(
-    x: Float64Array,
-    z: IntArray,
-    weight: Float64Array,
-    held: Float64Array,
-    seed: int,
-    most: int = 200,
-) -> list[Float64Array]:
-    """2-norm, on radial-basis features: clusters that shifted."""
-    kernel = Nystroem(
-        gamma=1.0 / max(float(x.var(axis=0).sum()), 1e-12),
-        n_components=min(most, len(x)),
-        random_state=seed,
-    ).fit(x)
-    return _logistic(kernel.transform(x), z, weight, kernel.transform(held), (0.1, 1.0, 10.0))
-
-
-def _boosted(
-    x: Float64Array, z: IntArray, weight: Float64Array, held: Float64Array, seed: int
-) -> list[Float64Array]:
-    """Trees: steps, corners and heavy tails."""
-    enough = len(x) >= 200
-    # weighted bins are slow to find, and a constant factor a class only moves the intercept
-    plain = all(np.ptp(weight[z == c]) <= 1e-9 * weight.max() for c in (0, 1))
-    model = HistGradientBoostingClassifier(
-        learning_rate=0.1,
-        max_iter=300 if enough else 30,
-        max_leaf_nodes=8,
-        max_bins=64,
-        early_stopping=enough,
-        validation_fraction=0.15,
-        n_iter_no_change=10,
-        random_state=seed,
-    ).fit(x, z, sample_weight=None if plain else weight)
-    return [np.asarray(model.decision_function(held), dtype=np.float64)]
-
-
-#: More columns than this are reduced first.
-_WIDE = 64
-
-
-def _base(x: Float64Array, z: IntArray, seed: int) -> Features:
-    """Standardised columns; of wide rows, principal components and the most shifted columns."""
-    standard = _standard(x)
-    if x.shape[1] <= _WIDE:
-        return standard
-    rows = standard(x)
-    components = PCA(min(_WIDE // 2, *x.shape), random_state=seed).fit(rows)
-    columns = _screen(rows, z)[: _WIDE // 2]
-
-    def reduced(x: Float64Array) -> Float64Array:
-        rows = standard(x)
-        return np.concatenate([components.transform(rows), rows[:, columns]], axis=1)
-
-    return reduced
-
-
-def _standard(x: Float64Array) -> Features:
-    centre, scale = x.mean(axis=0), x.std(axis=0)
-    scale[scale <= 1e-12 * np.abs(centre)] = np.inf  # constant: no information, not noise
-    return lambda rows: np.clip((rows - centre) / scale, -8.0, 8.0)
-
-
-def _screen(rows: Float64Array, z: IntArray) -> IntArray:
-    """Columns by how much their mean or their mean square differs, the most first."""
-    s, t = rows[z == 0], rows[z == 1]
-    gaps = []
-    for power in (1, 2):
-        a, b = s**power, t**power
-        noise = np.sqrt(a.var(axis=0) / len(a) + b.var(axis=0) / len(b)) + 1e-12
-        gaps.append(np.abs(a.mean(axis=0) - b.mean(axis=0)) / noise)
-    return np.argsort(-np.max(gaps, axis=0), kind="stable")
-
-
-def _log_loss(score: Float64Array, z: IntArray, weight: Float64Array) -> float:
-    return float(np.dot(weight, np.logaddexp(0.0, score * (1 - 2 * z))) / weight.sum())
-
-
-def _stack(scores: Float64Array, z: IntArray, weight: Float64Array) -> Float64Array:
-    """Non-negative combination of scores (n, k) with the lowest log loss, lightly shrunk."""
-    w = weight / weight.sum()
-    k = scores.shape[1]
-
-    def loss(theta: Float64Array) -> tuple[float, Float64Array]:
-        f = theta[0] + scores @ theta[1:]
-        slope = w * (expit(f) - z)
-        value = np.dot(w, np.logaddexp(0.0, f * (1 - 2 * z))) + 1e-4 * np.dot(theta[1:], theta[1:])
-        gradient = np.concatenate([[slope.sum()], slope @ scores + 2e-4 * theta[1:]])
-        return float(value), gradient
-
-    start = np.concatenate([[0.0], np.full(k, 1.0 / k)])
-    best = minimize(
-        loss, start, jac=True, method="L-BFGS-B", bounds=[(None, None), *[(0.0, None)] * k]
-    )
-    return np.asarray(best.x[0] + scores @ best.x[1:], dtype=np.float64)
-
-
-def _first(sample: Sample, most: int) -> Sample:
-    """At most so many rows: they are ordered by a hash of their content, so the first will do."""
-    return sample if len(sample) <= most else sample.take(np.arange(most))
 
 
 def _quantiles(
@@ -656,4 +445,4 @@ def _need(owner: object, name: str, need: str, ok: bool) -> None:
         )
 
 
-__all__ = ["Bound", "GridBound", "KMeansBound", "ScoreBound", "cross_scores"]
+__all__ = ["Bound", "GridBound", "KMeansBound", "ScoreBound"]

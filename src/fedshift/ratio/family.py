@@ -23,6 +23,10 @@ from fedshift.ratio.logistic import Logistic
 
 #: parametric members, simplest first; the rest only enter the stack
 SIMPLE = ("none", "linear", "shared Gaussian", "sparse", "squares", "Gaussian", "quadratic")
+#: nats by which choosing a tuning value and a slope flatters a member on the rows it is judged on
+OPTIMISM = 1.5
+#: standard errors of the paired difference that a simple member may be worse by
+TOLERANCE = 1.5
 #: most products a quadratic member may have, unless rows are very few
 PRODUCTS = 600
 #: most rows a law for randomised trees, whose cost grows fastest
@@ -183,6 +187,55 @@ def hold_out(
             Member(name, _bend(a, bend), _bend(b, bend), held.paths, column, slope, intercept, bend)
         )
     return members
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Candidates compared on held-out rows, and the one to take.
+
+    Attributes
+    ----------
+    candidates : mapping of name to Candidate
+        The members and their stack.
+    losses : mapping of name to float
+        Mean held-out log loss.
+    gaps : mapping of name to (float, float)
+        Difference to the lowest loss and its standard error.
+    best, taken : str
+        The lowest loss; and the simplest parametric member as good to within noise, or the
+        stack if there is none.
+    """
+
+    candidates: dict[str, Candidate]
+    losses: dict[str, float]
+    gaps: dict[str, tuple[float, float]]
+    best: str
+    taken: str
+
+    @property
+    def candidate(self) -> Candidate:
+        """The candidate taken."""
+        return self.candidates[self.taken]
+
+
+def choose(members: list[Member], s: Sample, t: Sample, *, tolerance: float) -> Choice:
+    """The one-standard-error rule over members and their stack.
+
+    Parameters
+    ----------
+    tolerance : float
+        Standard errors of the paired difference of held-out losses that a simple member may be
+        worse by; `OPTIMISM` nats over all rows are allowed on top.
+    """
+    evidence = Evidence.of(s.weight, t.weight)
+    candidates: dict[str, Candidate] = {m.name: m for m in members}
+    candidates["stack"] = Stack.of(members, s, t)
+    losses = {name: evidence.loss(c.source, c.target) for name, c in candidates.items()}
+    best = min(losses, key=losses.__getitem__)
+    gaps = {n: paired_difference(c, candidates[best], evidence) for n, c in candidates.items()}
+    allowance = OPTIMISM / evidence.n
+    fits = (n for n in SIMPLE if n in gaps and gaps[n][0] <= tolerance * gaps[n][1] + allowance)
+    return Choice(candidates, losses, gaps, best, next(fits, "stack"))
 
 
 def paired_difference(a: Candidate, b: Candidate, evidence: Evidence) -> tuple[float, float]:
