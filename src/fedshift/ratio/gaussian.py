@@ -47,8 +47,9 @@ class Gaussian(RatioEstimator):
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> r = Gaussian(shared=True).fit(source=rng.normal(size=4000), target=rng.normal(1, 1, 4000))
-    >>> r.log_ratio(np.array([0.5, 1.5])).round(1)
-    array([0., 1.])
+    >>> x = np.array([0.5, 1.5])
+    >>> bool(np.abs(r.log_ratio(x) - (x - 0.5)).max() < 0.1)
+    True
     """
 
     def __init__(self, *, shared: bool = False) -> None:

@@ -66,8 +66,9 @@ class Logistic(RatioEstimator):
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> r = Logistic().fit(source=rng.normal(size=2000), target=rng.normal(1, 1, 2000))
-    >>> r.log_ratio(np.array([0.5, 1.5])).round(1)  # truth: x − ½
-    array([0., 1.])
+    >>> x = np.array([0.5, 1.5])
+    >>> bool(np.abs(r.log_ratio(x) - (x - 0.5)).max() < 0.15)  # truth: x − ½
+    True
     """
 
     def __init__(
