@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -111,6 +112,15 @@ def test_pairs_must_match() -> None:
         read_pair(good, {})
     with pytest.raises(InputError, match=r"target\['ward-3'\] must be finite"):
         read_pair(good, {"ward-3": good * np.nan})
+
+
+def test_frames_must_agree_on_columns() -> None:
+    frame = pd.DataFrame({"age": [1.0, 2.0, 3.0], "dose": [0.1, 0.4, 0.2]})
+    read_pair(frame, frame)
+    with pytest.raises(InputError, match="orders them otherwise"):
+        read_pair(frame, frame[["dose", "age"]])
+    with pytest.raises(InputError, match=r"misses \['age'\], adds \['sex'\]"):
+        read_pair(frame, {"ward": frame.rename(columns={"age": "sex"})})
 
 
 def test_constant_and_disjoint_columns_are_named() -> None:

@@ -49,6 +49,13 @@ def test_sum_is_the_sum(fitted: MultiSource) -> None:
     np.testing.assert_allclose(sum(parts), fitted.ratio(x, source="a"))
 
 
+def test_order_of_laws_is_irrelevant(fitted: MultiSource, laws) -> None:
+    turned = [{k: side[k] for k in ("b", "a")} for side in laws]
+    other = MultiSource(seed=0).fit(source=turned[0], target=turned[1])
+    x = np.linspace(-1, 1, 5)[:, None]
+    np.testing.assert_array_equal(other.log_ratio(x, source="b"), fitted.log_ratio(x, source="b"))
+
+
 def test_tensors_and_score(fitted: MultiSource, laws) -> None:
     out = fitted.log_ratio(torch.zeros(3, 1), source="a")
     assert isinstance(out, torch.Tensor)

@@ -233,6 +233,8 @@ def read_pair(
         named = {f"target[{key!r}]": rows for key, rows in target.items()}
     else:
         named = {"target": target}
+    for name, rows in named.items():
+        _check_names(source, rows, name)
     laws = {name: as_rows(rows, name=name) for name, rows in named.items()}
     for name, rows in {"source": s, **laws}.items():
         if rows.shape[1:] != s.shape[1:]:
@@ -247,6 +249,22 @@ def read_pair(
             )
     _check_columns(s, list(laws.values()))
     return Sample.of(s), Sample.of(*laws.values()), len(laws), s.shape[1:]
+
+
+def _check_names(source: Rows, rows: Rows, name: str) -> None:
+    """Data frames must name the same columns in the same order; arrays cannot say."""
+    have, need = (
+        None if isinstance(x, torch.Tensor) else getattr(x, "columns", None) for x in (rows, source)
+    )
+    if have is None or need is None or list(have) == list(need):
+        return
+    missing = [str(c) for c in need if c not in have]
+    extra = [str(c) for c in have if c not in need]
+    difference = f"misses {missing}, adds {extra}" if missing or extra else "orders them otherwise"
+    raise InputError(
+        f"{name} must have the columns of source, in their order; got a frame that {difference}; "
+        "select the same columns from both, for example target[source.columns]"
+    )
 
 
 def _check_columns(source: FloatArray, laws: list[FloatArray]) -> None:

@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from fedshift.ratio.classifier import Classifier
     from fedshift.ratio.crossfit import CrossFit
     from fedshift.ratio.exact import Exact
+    from fedshift.ratio.exact_labels import ExactLabels
     from fedshift.ratio.gaussian import Gaussian
-    from fedshift.ratio.kernel import RULSIF, ULSIF
     from fedshift.ratio.kliep import KLIEP
     from fedshift.ratio.kmm import KMM
-    from fedshift.ratio.label import BBSE, MLLS, RLLS, ExactLabels
+    from fedshift.ratio.label import BBSE, MLLS, RLLS
     from fedshift.ratio.logistic import Logistic
     from fedshift.ratio.multi_source import MultiSource
     from fedshift.ratio.neural import Neural
     from fedshift.ratio.reweight import Reweighter
+    from fedshift.ratio.ulsif import RULSIF, ULSIF
 
 #: where each name lives; loaded on first use, so that importing fedshift stays light
 _HOME = {
@@ -33,13 +34,13 @@ _HOME = {
     "KMM": "kmm",
     "MLLS": "label",
     "RLLS": "label",
-    "RULSIF": "kernel",
-    "ULSIF": "kernel",
+    "RULSIF": "ulsif",
+    "ULSIF": "ulsif",
     "Auto": "auto",
     "Classifier": "classifier",
     "CrossFit": "crossfit",
     "Exact": "exact",
-    "ExactLabels": "label",
+    "ExactLabels": "exact_labels",
     "Gaussian": "gaussian",
     "GridBound": "bound",
     "KMeansBound": "bound",

@@ -15,10 +15,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 
-from fedshift.core.samples import Float64Array, FloatArray, Sample, fold_of
-from fedshift.errors import InputError, NotConverged
-from fedshift.ratio.base import RatioEstimator
-from fedshift.ratio.kernel import (
+from fedshift.core.kernel import (
     FLOOR,
     WIDTHS,
     Index,
@@ -31,6 +28,9 @@ from fedshift.ratio.kernel import (
     median_distance,
     squared_distances,
 )
+from fedshift.core.samples import Float64Array, FloatArray, Sample, fold_of
+from fedshift.errors import InputError, NotConverged
+from fedshift.ratio.base import RatioEstimator
 
 #: Source rows' worth of mass below which a bump is left out (at most 5 % of the source).
 ROWS_PER_BUMP = 10

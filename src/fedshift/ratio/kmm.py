@@ -15,10 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from fedshift.core.samples import Float64Array, FloatArray, Sample
-from fedshift.errors import InputError, NotConverged
-from fedshift.ratio.base import RatioEstimator
-from fedshift.ratio.kernel import (
+from fedshift.core.kernel import (
     FLOOR,
     Units,
     count,
@@ -29,6 +26,9 @@ from fedshift.ratio.kernel import (
     median_distance,
     squared_distances,
 )
+from fedshift.core.samples import Float64Array, FloatArray, Sample
+from fedshift.errors import InputError, NotConverged
+from fedshift.ratio.base import RatioEstimator
 
 #: Default widths of the matching kernel and of the smoother, as multiples of the median distance.
 MATCH_WIDTHS = (0.25, 0.5, 1.0)

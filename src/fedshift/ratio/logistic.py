@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from fedshift.core.calibrate import Evidence
 from fedshift.core.features import FeatureMap, FeatureName, feature_map
-from fedshift.core.logistic import Block, ridge_path, sparse_path
+from fedshift.core.logistic import Block, Blocks, ridge_path, sparse_path
 from fedshift.core.samples import BLOCK, Float64Array, FloatArray, Sample, blocks
 from fedshift.errors import InputError, NotConverged
 from fedshift.ratio.base import Path, RatioEstimator
@@ -22,6 +21,8 @@ KERNEL_RIDGES = tuple(float(r) for r in 10.0 ** np.array([-1, -1.5, -2, -2.5, -3
 SPARSE_RIDGES = tuple(float(r) for r in 10.0 ** np.array([-1.5, -2, -2.5, -3, -3.5]))
 #: numbers a cached feature matrix may hold; above it features are made anew block by block
 CACHE = 30_000_000
+#: a path is solved to within a hundredth of a nat over thousands of rows; its end to far less
+PATH_TOL = 1e-6
 #: rows a law the ridge is chosen on
 TUNE_ROWS = 20_000
 
@@ -115,7 +116,7 @@ class Logistic(RatioEstimator):
         return np.asarray(self._map(x) @ self.coef_[1:] + self.coef_[0])
 
     def _path(self, source: Sample, target: Sample) -> Path:
-        features, coefficients = self._solve(source, target, self._ridges())
+        features, coefficients = self._solve(source, target, self._ridges(), tol=PATH_TOL)
 
         def log_ratios(x: FloatArray) -> Float64Array:
             parts = [features(x[b]) @ coefficients[:, 1:].T for b in blocks(len(x))]
@@ -141,7 +142,7 @@ class Logistic(RatioEstimator):
         )
 
     def _solve(
-        self, source: Sample, target: Sample, ridges: tuple[float, ...]
+        self, source: Sample, target: Sample, ridges: tuple[float, ...], *, tol: float = 1e-8
     ) -> tuple[FeatureMap, Float64Array]:
         features, p = feature_map(
             self.features,
@@ -163,23 +164,23 @@ class Logistic(RatioEstimator):
                     yield features(sample.x[b]), np.full(len(w), label), w
 
         if total * p > CACHE:
-            return features, self._coefficients(fresh, p, ridges, offset)
+            return features, self._coefficients(fresh, p, ridges, offset, tol)
         cached = [np.concatenate(column) for column in zip(*fresh(), strict=True)]
         f, y, w = cached
         if p <= total:
-            return features, self._coefficients(lambda: [(f, y, w)], p, ridges, offset)
+            return features, self._coefficients(lambda: [(f, y, w)], p, ridges, offset, tol)
         # more features than rows: the solution lies in the span of the rows
         u, d, vt = np.linalg.svd(f, full_matrices=False)
         f = u * d
-        small = self._coefficients(lambda: [(f, y, w)], len(d), ridges, offset)
+        small = self._coefficients(lambda: [(f, y, w)], len(d), ridges, offset, tol)
         return features, np.concatenate([small[:, :1], small[:, 1:] @ vt], axis=1)
 
     def _coefficients(
-        self, rows: Any, p: int, ridges: tuple[float, ...], offset: float
+        self, rows: Blocks, p: int, ridges: tuple[float, ...], offset: float, tol: float
     ) -> Float64Array:
         if self.sparse:
-            return sparse_path(rows, p, ridges=ridges, offset=offset)
-        coefficients, converged = ridge_path(rows, p, ridges=ridges, offset=offset, tol=1e-8)
+            return sparse_path(rows, p, ridges=ridges, offset=offset, tol=max(tol, 1e-7))
+        coefficients, converged = ridge_path(rows, p, ridges=ridges, offset=offset, tol=tol)
         if not converged:
             warnings.warn(
                 "Logistic: Newton's method stopped before its tolerance; source and target may be "

@@ -264,7 +264,8 @@ def _named(laws: Laws, side: str) -> dict[Name, Sample]:
         raise InputError(f"{side} must hold at least one law; got an empty mapping")
     out: dict[Name, Sample] = {}
     shape: tuple[int, ...] | None = None
-    for name, rows in given.items():
+    # a fixed order of laws, so that the order they were given in is irrelevant
+    for name, rows in sorted(given.items(), key=lambda item: (str(type(item[0])), str(item[0]))):
         x = as_rows(rows, name=f"{side}[{name!r}]")
         shape = shape or x.shape[1:]
         if len(x) < 2 or x.shape[1:] != shape:

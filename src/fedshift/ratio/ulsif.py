@@ -1,4 +1,4 @@
-r"""Least-squares kernel ratios, `ULSIF` and `RULSIF`, and what all kernel estimators share.
+r"""Least-squares kernel ratios, `ULSIF` and `RULSIF`, solved in closed form.
 
 The ratio is a sum of Gaussian bumps at centres drawn from the target,
 
@@ -17,139 +17,31 @@ Yamada, Suzuki, Kanamori, Hachiya, Sugiyama: Relative density-ratio estimation. 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from fedshift.core.samples import (
-    Float64Array,
-    FloatArray,
-    Laws,
-    Rows,
-    Sample,
-    blocks,
-    row_hash,
+from fedshift.core.kernel import (
+    FLOOR,
+    WIDTHS,
+    Units,
+    count,
+    draw,
+    gaussian,
+    grid,
+    kernel_blocks,
+    median_distance,
+    squared_distances,
 )
+from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, Sample
 from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
 
-#: Smallest ratio a kernel estimator returns: its log ratio is at least log(1e-3) = −6.9.
-FLOOR = 1e-3
-#: Entries of a kernel matrix held at a time.
-CELLS = 2**16
-#: Default kernel widths, as multiples of the median distance, and default ridges.
-WIDTHS = (0.25, 0.4, 0.6, 1.0, 1.6, 2.5)
+#: Default ridges.
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-
-Index = npt.NDArray[np.intp]
-
-
-# ---------------------------------------------------------------- what the kernel family shares
-
-
-@dataclass(frozen=True)
-class Units:
-    """The map of raw columns to mean zero and variance one over ½ source + ½ target."""
-
-    size: Float64Array
-    mean: Float64Array
-    sd: Float64Array
-
-    @classmethod
-    def of(cls, source: Sample, target: Sample) -> Units:
-        """Learn the map; a column that holds one value is only shifted."""
-        parts = [(p.flat.astype(np.float64), p.weight / 2.0) for p in (source, target)]
-        size = np.max([np.abs(x).max(axis=0) for x, _ in parts], axis=0)
-        size[size == 0.0] = 1.0
-        mean = np.sum([w @ (x / size) for x, w in parts], axis=0)
-        sd = np.sqrt(np.sum([w @ (x / size - mean) ** 2 for x, w in parts], axis=0))
-        sd[sd <= 1e-14] = 1.0  # rounding noise of a constant column must not become a signal
-        return cls(size, mean, sd)
-
-    def __call__(self, x: FloatArray) -> Float64Array:
-        """Rows (n, ...) as standardised float64 vectors (n, d), cut at ±1e5.
-
-        No row of a fit lies that far out, and the squares of wilder new rows stay finite.
-        """
-        flat = x.reshape(len(x), -1).astype(np.float64)
-        out: Float64Array = np.clip((flat / self.size - self.mean) / self.sd, -1e5, 1e5)
-        return out
-
-    def read(self, sample: Sample) -> tuple[Float64Array, Float64Array]:
-        """Standardised rows and their weights, in an order that does not depend on the units."""
-        z = self(sample.x)
-        order = np.argsort(row_hash(np.round(z, 6)), kind="stable")
-        return z[order], sample.weight[order]
-
-
-def draw(weight: Float64Array, k: int, rng: np.random.Generator) -> Index:
-    """At most `k` distinct row numbers, drawn in proportion to `weight`."""
-    key = rng.exponential(size=len(weight)) / weight
-    return np.argsort(key, kind="stable")[:k]
-
-
-def squared_distances(x: Float64Array, centres: Float64Array) -> Float64Array:
-    """‖x_i − c_l‖², shape (n, b)."""
-    out = x @ (-2.0 * centres.T)
-    out += np.einsum("ij,ij->i", x, x)[:, None]
-    out += np.einsum("ij,ij->i", centres, centres)
-    return np.maximum(out, 0.0, out=out)
-
-
-def gaussian(d2: Float64Array, width: float) -> Float64Array:
-    """exp(−d²/2σ²)."""
-    out = d2 * (-0.5 / width**2)
-    return np.exp(out, out=out)
-
-
-def median_distance(centres: Float64Array, *rows: Float64Array) -> float:
-    """Median of the distances above zero between the centres and the first rows of each law."""
-    d2 = np.concatenate(
-        [squared_distances(x[: max(1, CELLS // len(centres))], centres).ravel() for x in rows]
-    )
-    d2 = d2[d2 > 1e-12]
-    return math.sqrt(float(np.median(d2))) if len(d2) else 1.0
-
-
-def kernel_blocks(n: int, n_centres: int) -> Iterator[slice]:
-    """Slices of `n` rows whose kernel matrix holds at most `CELLS` entries."""
-    return blocks(n, max(1, CELLS // n_centres))
-
-
-def count(value: object, name: str, *, least: int = 1) -> int:
-    """`value` as an integer of at least `least`."""
-    try:
-        out = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        out = least - 1
-    if out < least or isinstance(value, bool):
-        raise InputError(f"{name} must be an integer of at least {least}; got {value!r}")
-    return out
-
-
-def grid(
-    values: Iterable[float] | float | None, name: str, default: Sequence[float]
-) -> list[float]:
-    """A parameter grid as a list of positive numbers; None is the default grid."""
-    if values is None:
-        return list(default)
-    try:
-        out = [float(v) for v in np.atleast_1d(np.asarray(values, dtype=np.float64)).ravel()]
-    except (TypeError, ValueError):
-        out = []
-    if not out or not all(0.0 < v < math.inf for v in out):
-        raise InputError(
-            f"{name} must be positive, finite numbers; got {values!r}; None takes {tuple(default)}"
-        )
-    return out
-
-
-# ---------------------------------------------------------------------- least squares, closed form
 
 
 @dataclass(frozen=True)
