@@ -28,12 +28,11 @@ class Auto(RatioEstimator):
     """Fits a family of estimators, compares them on rows they have not seen, and says why.
 
     Members: no shift; ridge, sparse and quadratic logistic regression; Gaussians with shared and
-    own covariances; kernel logistic regression; boosted trees; a network. All are fitted on the
-    same folds. Each may be bent by a bounded calibration if held-out rows pay for it. A
-    non-negative stack of their held-out log ratios is the most flexible candidate; a simple
+    own covariances; kernel logistic regression; boosted and randomised trees; a network. All are
+    fitted on the same folds. Each may be bent by a bounded calibration if held-out rows pay for
+    it. A non-negative stack of their held-out log ratios is the most flexible candidate; a simple
     parametric member is taken instead if its held-out divergence is within `tolerance` paired
-    standard errors, and 1.5 nats over all rows, of the best (a one-standard-error rule), so
-    noise never buys a network.
+    standard errors, and 1.5 nats over all rows, of the best, so noise never buys a network.
 
     New rows get the mean over the fold models. A row that was fitted on gets the word of the
     model that has not seen it, in `source_log_ratio_` and in `log_ratio` alike, so no row ever

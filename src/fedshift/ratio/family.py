@@ -162,7 +162,7 @@ def shallow_estimators(s: Sample, t: Sample, *, seed: int) -> dict[str, RatioEst
     if n >= 50:
         members["boosting"] = Classifier(folds=0, seed=seed)
     if d > 1 and 50 <= n <= TREES:
-        forest = ExtraTreesClassifier(200, random_state=seed)
+        forest = ExtraTreesClassifier(100, random_state=seed)
         members["trees"] = Classifier(forest, folds=0, seed=seed)
     return members
 
