@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
-import torch
 from scipy.special import logsumexp
 
-from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, as_rows, blocks
+from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, Sample
 from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
 
@@ -67,21 +66,8 @@ class Exact(RatioEstimator):
     def n_laws_(self, value: int) -> None:
         """Ignored: the laws are given."""
 
-    def log_ratio(self, X: Rows) -> Any:
-        """Log ratio of each row, shape (n,)."""
-        x = as_rows(X, name="X")
-        out = self._predict(x) + np.log(self.n_laws_)
-        return torch.as_tensor(out, device=X.device) if isinstance(X, torch.Tensor) else out
-
-    def score(self, *, source: Rows, target: Laws, divergence: Any = "lr") -> float:
-        """Minus the empirical Bregman risk, as for every estimator."""
-        return super().score(source=source, target=target, divergence=divergence)
-
-    def _fit(self, source: Any, target: Any) -> None:
+    def _fit(self, source: Sample, target: Sample) -> None:
         pass
-
-    def _predict(self, x: FloatArray) -> Float64Array:
-        return np.concatenate([self._log_ratio(x[b]) for b in blocks(len(x))])
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
         laws = [np.asarray(law(x), dtype=np.float64) for law in self._laws()]
