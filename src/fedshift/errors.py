@@ -50,6 +50,10 @@ class DisjointSupport(FedshiftWarning):
     """Source and target do not overlap, so their ratio is not identified."""
 
 
+class FewRows(FedshiftWarning):
+    """A law has too few rows for the method asked for."""
+
+
 class RatioDirection(FedshiftWarning):
     """The log ratio is not higher on the target than on the source."""
 
@@ -69,6 +73,7 @@ __all__ = [
     "DisjointSupport",
     "FedshiftError",
     "FedshiftWarning",
+    "FewRows",
     "InputError",
     "LowCoverage",
     "LowEffectiveSampleSize",

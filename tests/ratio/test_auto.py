@@ -85,7 +85,29 @@ def test_rows_beyond_the_limit_are_used_and_ordered() -> None:
 
 def test_bad_options_and_too_few_rows() -> None:
     x = np.arange(10.0)
-    with pytest.raises(InputError, match="folds ≥ 2"):
+    with pytest.raises(InputError, match="folds must be a whole number of at least 2"):
         Auto(folds=1).fit(source=x, target=x + 0.5)
     with pytest.raises(InputError, match="2 distinct rows"):
         Auto().fit(source=[1.0, 1.0], target=[0.0, 2.0])
+
+
+def test_discrete_columns_keep_their_shift() -> None:
+    rng = np.random.default_rng(6)
+    source, target = ((rng.random((3000, 1)) < p).astype(float) for p in (0.1, 0.9))
+    r = Auto().fit(source=source, target=target)
+    np.testing.assert_allclose(r.log_ratio([[0.0], [1.0]]), [-np.log(9), np.log(9)], atol=0.2)
+    assert r.source_log_ratio_.shape == (3000,)
+
+
+def test_rows_beyond_the_limit_do_not_vouch_for_themselves() -> None:
+    rng = np.random.default_rng(7)
+
+    def two_humps(n: int) -> np.ndarray:
+        x = rng.normal(size=(n, 3))
+        x[:, 0] = 2 * np.sign(x[:, 0]) + 0.7 * rng.normal(size=n)
+        return x
+
+    source, fresh = two_humps(900), two_humps(900)
+    target = rng.normal(size=(900, 3)) * [2, 1, 1]
+    r = Auto(max_rows=300, folds=3).fit(source=source, target=target)
+    assert r.log_ratio(source).mean() == pytest.approx(r.log_ratio(fresh).mean(), abs=0.25)

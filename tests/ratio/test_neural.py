@@ -114,7 +114,7 @@ def test_images_go_through_convolutions() -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"validation": 1.0}, "validation"),
         ({"bound": "guess"}, "score, kmeans, grid"),
-        ({"bound": -1.0}, "positive ratio"),
+        ({"bound": 0.5}, "at least 1, the mean"),
         ({"divergence": "pu", "bound": None}, "needs C"),
         ({"model": "mlp"}, "torch.nn.Module"),
     ],

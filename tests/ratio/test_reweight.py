@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression, SGDClassifier
+from sklearn.naive_bayes import MultinomialNB
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedshift import Reweighter, Weighting
 from fedshift.errors import WeightsNotUsedError
-from fedshift.ratio import Gaussian, Logistic
+from fedshift.ratio import MLLS, Gaussian, Logistic
 
 
 @parametrize_with_checks([Reweighter(), Reweighter(LinearRegression())])
@@ -81,3 +85,30 @@ def test_weights_that_do_not_arrive_are_an_error() -> None:
     forest = RandomForestClassifier(n_estimators=10, random_state=0)
     Reweighter(forest, ratio=Logistic()).fit(x, y, target=x + 0.3)
     assert not hasattr(Reweighter(Deaf()), "predict_proba")
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        SGDClassifier(random_state=0),
+        MultinomialNB(),
+        make_pipeline(MinMaxScaler(), LogisticRegression()),
+        DecisionTreeRegressor(random_state=0),
+    ],
+)
+def test_learners_that_listen_are_let_through(learner) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.random((80, 2))
+    y = (x[:, 0] > 0.5).astype(int)
+    model = Reweighter(learner, ratio=Logistic()).fit(x, y, target=x[::2] ** 0.8)
+    assert model.weights_ is not None
+
+
+def test_label_shift_gets_its_labels() -> None:
+    rng = np.random.default_rng(5)
+    y, shifted = rng.random(400) < 0.2, rng.random(400) < 0.8
+    x, use = (g[:, None] * 2.0 + rng.normal(size=(400, 2)) for g in (y, shifted))
+    model = Reweighter(ratio=MLLS(), weighting=Weighting()).fit(x, y.astype(int), target=use)
+    assert model.weights_ is not None
+    by_label = [model.weights_.values[y == c].mean() for c in (False, True)]
+    np.testing.assert_allclose(by_label, [0.25, 4.0], rtol=0.3)

@@ -111,13 +111,12 @@ def test_scores_of_fit_equal_brute_force(kind: type[ULSIF] | type[RULSIF]) -> No
     units = Units.of(Sample.of(source), Sample.of(target))
     zs, zt = units(source), units(target)
     median = est.bandwidth_ / (0.7 if est.bandwidth_ == _widths(est, source, target)[0] else 1.5)
-    n_distinct = len(np.unique(source, axis=0))
     for k, width in enumerate([0.7 * median, 1.5 * median]):
         fs, ft = (gaussian(squared_distances(z, est.centers_), width) for z in (zs, zt))
         for j, ridge in enumerate([0.01, 0.3]):
             rs = [_without(fs, ft, zs, zt, i, None, alpha, ridge) for i in range(len(zs))]
             rt = [_without(fs, ft, zs, zt, None, i, alpha, ridge) for i in range(len(zt))]
-            cap = n_distinct / (1 - alpha + alpha * n_distinct)
+            cap = len(source) / (1 - alpha + alpha * len(source))
             rs = np.clip(rs, FLOOR, cap)
             rt = np.clip(rt, FLOOR, rs.max() if alpha == 0 else cap)
             loss = np.mean((1 - alpha) / 2 * rs**2) + np.mean(alpha / 2 * rt**2 - rt)
@@ -141,16 +140,15 @@ def _without(
     alpha: float,
     ridge: float,
 ) -> float:
-    """Prediction for source row i (or target row j) when it and all its copies are left out."""
+    """Prediction for source row i (or target row j) when that row, not its copies, is left out."""
     cs = np.full(len(zs), (1 - alpha) / len(zs))
     ct = np.full(len(zt), alpha / len(zt))
     v = np.full(len(zt), 1.0 / len(zt))
     if i is not None:
-        cs[(zs == zs[i]).all(axis=1)] = 0.0
+        cs[i] = 0.0
         row = fs[i]
     else:
-        copies = (zt == zt[j]).all(axis=1)
-        ct[copies] = v[copies] = 0.0
+        ct[j] = v[j] = 0.0
         row = ft[j]
     total = cs.sum() + ct.sum()
     H = (fs.T * cs @ fs + ft.T * ct @ ft) / total

@@ -26,19 +26,38 @@ def pooled_moments(*samples: Sample) -> tuple[Float64Array, Float64Array]:
     Columns that do not vary get standard deviation one.
     """
     total = float(sum(len(s) for s in samples))
-    shift = samples[0].flat[0].astype(np.float64)  # against cancellation in the variance
-    first = np.zeros_like(shift)
-    second = np.zeros_like(shift)
-    for s in samples:
-        for b in blocks(len(s)):
-            x = s.flat[b].astype(np.float64) - shift
-            w = s.weight[b] * (len(s) / total)
-            first += w @ x
-            second += w @ np.square(x)
-    variance = second - np.square(first)
-    floor = 1e-14 * np.maximum(second, np.square(shift))  # rounding, not variation
-    sd = np.sqrt(np.where(variance > floor, variance, 1.0))
-    return first + shift, sd
+    shift = samples[0].flat[0].astype(np.float64)
+    with np.errstate(over="ignore"):
+        spread = np.max([_largest(s, shift) for s in samples], axis=0)
+        # what is left of rounding is not variation
+        spread[spread <= 8.0 * np.finfo(samples[0].x.dtype).eps * np.abs(shift)] = 0.0
+        unit = np.where(spread > 0, np.minimum(spread, 1e300), 1.0)
+        first, second = np.zeros_like(shift), np.zeros_like(shift)
+        for s in samples:  # in units of the spread, so that no square over- or underflows
+            for b in blocks(len(s)):
+                x = (s.flat[b].astype(np.float64) - shift) / unit
+                w = s.weight[b] * (len(s) / total)
+                first += w @ x
+                second += w @ np.square(x)
+    deviation = np.sqrt(np.maximum(second - np.square(first), 0.0))
+    sd = np.where((spread > 0) & (deviation > 0), deviation * unit, 1.0)
+    return shift + first * unit, sd
+
+
+def _largest(sample: Sample, shift: Float64Array) -> Float64Array:
+    parts = [np.abs(sample.flat[b] - shift).max(axis=0) for b in blocks(len(sample))]
+    return np.asarray(np.max(parts, axis=0), dtype=np.float64)
+
+
+#: standard deviations beyond which a value is cut, so that no row's arithmetic overflows
+FAR = 1e6
+
+
+def standardise(x: FloatArray, mean: Float64Array, sd: Float64Array) -> Float64Array:
+    """Rows as vectors in standard units, cut at ± `FAR`."""
+    with np.errstate(over="ignore"):
+        z = (x.reshape(len(x), -1).astype(np.float64) - mean) / sd
+    return np.asarray(np.clip(z, -FAR, FAR))
 
 
 def feature_map(
@@ -69,7 +88,7 @@ def feature_map(
     d = len(mean)
 
     def z(x: FloatArray) -> Float64Array:
-        return (x.reshape(len(x), -1) - mean) / sd
+        return standardise(x, mean, sd)
 
     if name == "linear":
         return z, d
@@ -84,7 +103,7 @@ def feature_map(
         return np.concatenate([q, (q[:, i] * q[:, j] - m_z) / s_z], axis=1)
 
     # standardise the products too, so that one ridge fits all
-    head = [s.take(slice(0, 20_000)) for s in (source, target)]
+    head = [s.some(20_000) for s in (source, target)]
     sizes = np.array([len(s) for s in head]) / sum(len(s) for s in head)
     values = [products(s.x)[:, d:] for s in head]
     m_z = sum(c * (s.weight @ v) for c, s, v in zip(sizes, head, values, strict=True))
@@ -98,11 +117,10 @@ def feature_map(
 def _kernel(
     z: FeatureMap, source: Sample, target: Sample, width: float, n_centers: int
 ) -> tuple[FeatureMap, int]:
-    # rows are stored in hash order, so the first ones are a random draw
     half = n_centers // 2
     take_s = min(len(source), max(half, n_centers - len(target)))
     take_t = min(len(target), n_centers - take_s)
-    centers = np.concatenate([z(source.x[:take_s]), z(target.x[:take_t])])
+    centers = np.concatenate([z(source.some(take_s).x), z(target.some(take_t).x)])
     distances = pdist(centers)
     positive = distances[distances > 0]
     median = float(np.median(positive)) if len(positive) else 1.0

@@ -1,9 +1,9 @@
 """Samples of laws: checked rows with weights, in an order that depends on their content alone.
 
 An estimator never sees what a user passed in; it sees two `Sample` objects. A sample is the
-empirical law of its rows: duplicates are merged into weights and rows are sorted by a hash of
-their content. So *every* estimator is blind to row order and to duplicating a sample set, and
-folds cut from the stored order can never put twins on both sides of a split.
+empirical law of its rows: sorted by a hash of their content, with as few copies of each as keep
+the law (a set given three times is kept once, a value that really occurs thrice as often as
+another stays so). So *every* estimator is blind to row order and to duplicating a sample set.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def as_rows(x: Rows, *, name: str) -> FloatArray:
     InputError
         If there are no rows, no columns, values that are not numbers, or NaN or infinite values.
     """
+    if np.ma.isMaskedArray(x) and np.ma.is_masked(x):
+        raise InputError(f"{name} must have no masked values; got some; drop or impute those rows")
     if isinstance(x, torch.Tensor):
+        if x.layout != torch.strided:
+            raise InputError(f"{name} must be dense; got a {x.layout} tensor; call .to_dense()")
         x = x.detach().cpu()
         if x.dtype == torch.bfloat16:
             x = x.float()
@@ -145,7 +149,7 @@ class Sample:
     Attributes
     ----------
     x : ndarray (n, ...)
-        Distinct rows, ordered by content.
+        Rows ordered by content, in the fewest copies that keep the law.
     weight : ndarray (n,)
         Probability of each row; sums to one.
     inverse : ndarray (n_given,)
@@ -159,14 +163,22 @@ class Sample:
     @classmethod
     def of(cls, *laws: FloatArray) -> Sample:
         """The mixture of laws in which each law counts once, whatever its number of rows."""
-        x = laws[0] if len(laws) == 1 else np.concatenate(laws)
-        mass = np.concatenate([np.full(len(rows), 1.0 / (len(laws) * len(rows))) for rows in laws])
-        _, index, inverse = np.unique(row_hash(x), return_index=True, return_inverse=True)
-        weight = np.bincount(inverse, weights=mass)
-        return cls(x[index], weight / weight.sum(), inverse)
+        hashes = [row_hash(rows) for rows in laws]
+        reduced = [_fewest_copies(h) for h in hashes]
+        if len(laws) == 1:
+            kept, inverse = reduced[0]
+            return cls(laws[0][kept], np.full(len(kept), 1.0 / len(kept)), inverse)
+        x = np.concatenate([rows[kept] for rows, (kept, _) in zip(laws, reduced, strict=True)])
+        weight = np.concatenate([np.full(len(k), 1.0 / len(k)) for k, _ in reduced]) / len(laws)
+        key = np.concatenate([h[k] for h, (k, _) in zip(hashes, reduced, strict=True)])
+        kept, again = _fewest_copies(key, weight)
+        start = np.cumsum([0, *(len(k) for k, _ in reduced)])
+        inverse = np.concatenate([again[i + a] for i, (_, a) in zip(start, reduced, strict=False)])
+        weight = weight[kept]
+        return cls(x[kept], weight / weight.sum(), inverse)
 
     def __len__(self) -> int:
-        """Number of distinct rows."""
+        """Number of rows kept."""
         return len(self.x)
 
     @property
@@ -180,18 +192,54 @@ class Sample:
         x = self.x[index]
         return Sample(x, weight / weight.sum(), np.arange(len(x)))
 
+    def subset(self, most: int) -> npt.NDArray[np.intp]:
+        """Indices of at most `most` rows, the same random ones every time."""
+        if len(self) <= most:
+            return np.arange(len(self))
+        return np.sort(np.random.default_rng(0).permutation(len(self))[:most])
+
+    def some(self, most: int) -> Sample:
+        """At most `most` rows of the law, the same random ones every time."""
+        return self if len(self) <= most else self.take(self.subset(most))
+
     def map(self, x: FloatArray) -> Sample:
         """The same law after its rows were transformed, row by row, into `x`."""
         return Sample(x, self.weight, self.inverse)
 
-    def folds(self, k: int, *, seed: int = 0) -> list[tuple[Sample, Sample]]:
-        """`k` pairs (kept, held out) that partition the rows."""
-        fold = fold_of(len(self), k, seed=seed)
-        return [(self.take(fold != j), self.take(fold == j)) for j in range(k)]
-
     def mean(self, values: Float64Array) -> float:
         """Expectation of `values`, one a row, under this law."""
         return float(np.dot(self.weight, values))
+
+
+def _fewest_copies(
+    key: npt.NDArray[np.uint64], weight: Float64Array | None = None
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Rows to keep, by key, when every key's count is divided by their greatest common divisor.
+
+    Rows with the same key but another weight, of laws of different size, are different rows.
+
+    Returns
+    -------
+    kept : indices into the rows, sorted by key
+    inverse : for every row, the position in `kept` of a copy of it
+    """
+    n = len(key)
+    if weight is None:
+        order = np.argsort(key, kind="stable")
+        new = np.diff(key[order], prepend=~key[order[:1]]) != 0
+    else:
+        order = np.lexsort((weight, key))
+        new = np.diff(key[order], prepend=~key[order[:1]]) != 0
+        new |= np.diff(weight[order], prepend=-1.0) != 0
+    start = np.flatnonzero(new)
+    count = np.diff(np.append(start, n))
+    copies = count // np.gcd.reduce(count)
+    occurrence = np.arange(n) - np.repeat(start, count)
+    per_row = np.repeat(copies, count)
+    first = np.repeat(np.concatenate([[0], np.cumsum(copies)[:-1]]), count)
+    inverse = np.empty(n, dtype=np.intp)
+    inverse[order] = first + occurrence % per_row
+    return order[occurrence < per_row], inverse
 
 
 def fold_of(n: int, k: int, *, seed: int = 0) -> npt.NDArray[np.intp]:
@@ -234,7 +282,7 @@ def read_pair(
     else:
         named = {"target": target}
     for name, rows in named.items():
-        _check_names(source, rows, name)
+        check_names(column_names(source), rows, name)
     laws = {name: as_rows(rows, name=name) for name, rows in named.items()}
     for name, rows in {"source": s, **laws}.items():
         if rows.shape[1:] != s.shape[1:]:
@@ -251,19 +299,23 @@ def read_pair(
     return Sample.of(s), Sample.of(*laws.values()), len(laws), s.shape[1:]
 
 
-def _check_names(source: Rows, rows: Rows, name: str) -> None:
+def column_names(x: Laws) -> list[Any] | None:
+    """The columns of a data frame; None for anything else."""
+    names = None if isinstance(x, torch.Tensor | Mapping) else getattr(x, "columns", None)
+    return None if names is None else list(names)
+
+
+def check_names(need: list[Any] | None, rows: Rows, name: str) -> None:
     """Data frames must name the same columns in the same order; arrays cannot say."""
-    have, need = (
-        None if isinstance(x, torch.Tensor) else getattr(x, "columns", None) for x in (rows, source)
-    )
-    if have is None or need is None or list(have) == list(need):
+    have = column_names(rows)
+    if have is None or need is None or have == need:
         return
     missing = [str(c) for c in need if c not in have]
     extra = [str(c) for c in have if c not in need]
     difference = f"misses {missing}, adds {extra}" if missing or extra else "orders them otherwise"
     raise InputError(
         f"{name} must have the columns of source, in their order; got a frame that {difference}; "
-        "select the same columns from both, for example target[source.columns]"
+        "select the same columns from both, for example frame[source.columns]"
     )
 
 

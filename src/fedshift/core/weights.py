@@ -174,7 +174,7 @@ class Weighting:
             Number of target laws in the sum; coverage is counted per law.
         """
         s = _log_ratios(log_ratio)
-        if laws < 1:
+        if not laws >= 1:
             raise InputError(f"laws must be the number of target laws, at least 1; got {laws}")
         n = len(s)
         top = float(s.max())
@@ -185,6 +185,8 @@ class Weighting:
             )
         # E_source r, summed in logs
         coverage = min(1.0, math.exp(min(0.0, top + math.log(np.exp(s - top).mean() / laws))))
+        if self.normalise == "mean one" and self.clip is None:
+            s = s - top  # a common factor is forgotten, so none may overflow
         exponent, w = self._flattened(s)
         cut = self._limit(w)
         n_clipped = int((w > cut).sum())
@@ -230,7 +232,8 @@ class Weighting:
             if a == 0:
                 return float(len(s))
             # a common factor does not change the ESS, but the clip's place depends on it
-            w = np.exp(a * (s - s.max()))
+            with np.errstate(over="ignore"):
+                w = np.exp(a * (s - s.max()))
             clip = self.clip and math.exp(min(700.0, math.log(self.clip) - a * float(s.max())))
             return effective_sample_size(np.minimum(w, self._limit(w, clip)))
 

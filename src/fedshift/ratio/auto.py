@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, FloatArray, Sample, row_hash
 from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
@@ -83,27 +84,31 @@ class Auto(RatioEstimator):
         return estimators
 
     def _fit(self, source: Sample, target: Sample) -> None:
-        if self.folds < 2 or self.tolerance < 0 or self.max_rows < 100:
-            raise InputError(
-                "Auto needs folds ≥ 2, tolerance ≥ 0 and max_rows ≥ 100; got "
-                f"{self.folds}, {self.tolerance} and {self.max_rows}"
-            )
-        s, t = (p.take(slice(0, self.max_rows)) for p in (source, target))
+        whole(self, "folds", least=2)
+        whole(self, "max_rows", least=100)
+        if not self.tolerance >= 0:
+            raise InputError(f"Auto: tolerance must be at least 0; got {self.tolerance}")
+        index = source.subset(self.max_rows)
+        s, t = source.take(index), target.some(self.max_rows)
         folds = min(self.folds, len(s), len(t))
         if folds < 2:
             raise InputError("Auto needs at least 2 distinct rows in source and in target; got 1")
+        self.__dict__.pop("_seen", None)
         estimators = self._estimators(s, t)
         members = hold_out(estimators, s, t, folds=folds, seed=self.seed)
         choice = choose(members, s, t, tolerance=self.tolerance)
         self._chosen = choice.candidate
         self._describe(choice)
-        out = self._chosen.source
+        if len(source) > len(s):  # the fold models have not seen the other rows
+            out = self._predict(source.x)
+            out[index] = self._chosen.source
+        else:
+            out = self._chosen.source
+        self._seen = _Seen.of(source.x, out, t.x, self._chosen.target)
         if len(source) > len(s) or len(target) > len(t):
             for member in self._parts():
                 if member.name in estimators:  # once on all rows, in place of the fold models
                     member.paths[:] = [estimators[member.name]._path(source, target)]
-            out = np.concatenate([out, self._predict(source.x[len(s) :])])
-        self._seen = _Seen.of(s.x, out[: len(s)], t.x, self._chosen.target)
         self.source_log_ratio_ = out[source.inverse] + math.log(self.n_laws_)
 
     def _describe(self, choice: Choice) -> None:
@@ -149,7 +154,8 @@ class Auto(RatioEstimator):
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
         values = self._chosen(x)
-        return self._seen.replace(x, values) if hasattr(self, "_seen") else values
+        seen: _Seen | None = getattr(self, "_seen", None)
+        return values if seen is None else seen.replace(x, values)
 
 
 @dataclass(frozen=True)
@@ -161,9 +167,11 @@ class _Seen:
 
     @classmethod
     def of(cls, s: FloatArray, out_s: Float64Array, t: FloatArray, out_t: Float64Array) -> _Seen:
-        # np.unique keeps the first of equal rows: the source's value where both have the row
-        hashes, first = np.unique(np.concatenate([row_hash(s), row_hash(t)]), return_index=True)
-        return cls(hashes, np.concatenate([out_s, out_t])[first])
+        # equal rows, of one law or both, share the mean of what was said of them
+        keys = np.concatenate([row_hash(s), row_hash(t)])
+        hashes, which, count = np.unique(keys, return_inverse=True, return_counts=True)
+        total = np.bincount(which, weights=np.concatenate([out_s, out_t]))
+        return cls(hashes, total / count)
 
     def replace(self, x: FloatArray, values: Float64Array) -> Float64Array:
         """Held-out values for the rows that were seen, the given ones for all others."""

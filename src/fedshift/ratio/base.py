@@ -26,6 +26,8 @@ from fedshift.core.samples import (
     Sample,
     as_rows,
     blocks,
+    check_names,
+    column_names,
     read_pair,
 )
 from fedshift.core.threads import threads_for
@@ -33,6 +35,14 @@ from fedshift.errors import InputError, RatioDirection
 
 #: rows (n, ...) ↦ log ratios (n, m) of m models fitted together
 Path = Callable[[FloatArray], Float64Array]
+
+
+def like(X: Rows, out: Float64Array) -> Any:
+    """`out` as a tensor of X's type and device if X is a tensor, else as it is."""
+    if isinstance(X, torch.Tensor):
+        dtype = X.dtype if X.dtype.is_floating_point else torch.float64
+        return torch.as_tensor(out, dtype=dtype, device=X.device)
+    return out
 
 
 class RatioEstimator(BaseEstimator):
@@ -59,6 +69,7 @@ class RatioEstimator(BaseEstimator):
         s, t, n_laws, shape = read_pair(source, target, min_rows=self._min_rows)
         self.n_laws_ = n_laws
         self.row_shape_ = shape
+        self.columns_ = column_names(source)
         with threads_for(s.x.size + t.x.size):
             self._fit(s, t)
             self._check_direction(s, t)
@@ -67,21 +78,25 @@ class RatioEstimator(BaseEstimator):
     def log_ratio(self, X: Rows) -> Any:
         """Log ratio of each row, shape (n,): numpy for numpy, a tensor for a tensor."""
         check_is_fitted(self)
+        check_names(getattr(self, "columns_", None), X, "X")
         x = as_rows(X, name="X")
-        if x.shape[1:] != getattr(self, "row_shape_", x.shape[1:]):  # known laws need no fit
-            raise InputError(
-                f"X must have rows of shape {self.row_shape_}, as in fit; got {x.shape[1:]}"
-            )
+        self._check_shape(x, "X")
         out = self._predict(x) + math.log(self.n_laws_)
-        if isinstance(X, torch.Tensor):
-            dtype = X.dtype if X.dtype.is_floating_point else torch.float64
-            return torch.as_tensor(out, dtype=dtype, device=X.device)
-        return out
+        bad = ~(out < math.inf)
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise InputError(
+                f"{type(self).__name__} gives row {i} of X a log ratio of {out[i]}; the row lies "
+                "too far from everything seen in fit; drop it or take a bounded estimator (Auto)"
+            )
+        return like(X, out)
 
     def ratio(self, X: Rows) -> Any:
-        """Ratio of each row, shape (n,): ``exp(log_ratio(X))``."""
+        """Ratio of each row, shape (n,): ``exp(log_ratio(X))``, at most e^700."""
         log_ratio = self.log_ratio(X)
-        return log_ratio.exp() if isinstance(log_ratio, torch.Tensor) else np.exp(log_ratio)
+        if isinstance(log_ratio, torch.Tensor):
+            return log_ratio.clamp(max=math.log(torch.finfo(log_ratio.dtype).max) - 1).exp()
+        return np.exp(np.minimum(log_ratio, 700.0))
 
     def score(self, *, source: Rows, target: Laws, divergence: str | Divergence = "lr") -> float:
         """Minus the empirical Bregman risk on held-out data: higher is better.
@@ -91,7 +106,14 @@ class RatioEstimator(BaseEstimator):
         """
         check_is_fitted(self)
         s, t, _, _ = read_pair(source, target, min_rows=1)
+        self._check_shape(s.x, "source")
         return -bregman_risk(self._predict(s.x), self._predict(t.x), divergence, s.weight, t.weight)
+
+    def _check_shape(self, x: FloatArray, name: str) -> None:
+        # known laws need no fit
+        need = getattr(self, "row_shape_", x.shape[1:])
+        if x.shape[1:] != need:
+            raise InputError(f"{name} must have rows of shape {need}, as in fit; got {x.shape[1:]}")
 
     def _fit(self, source: Sample, target: Sample) -> None:
         raise TypeError(f"{type(self).__name__} must define _fit")
@@ -115,13 +137,14 @@ class RatioEstimator(BaseEstimator):
 
     def _check_direction(self, source: Sample, target: Sample) -> None:
         """E_target log r ≥ 0 ≥ E_source log r for the truth (Jensen); warn if turned round."""
-        s, t = (part.take(slice(0, 4096)) for part in (source, target))
+        s, t = (part.some(4096) for part in (source, target))
         ls, lt = self._predict(s.x), self._predict(t.x)
-        if not (np.isfinite(ls).all() and np.isfinite(lt).all()):
+        if not ((ls < math.inf).all() and (lt < math.inf).all()):  # NaN or +inf
             raise InputError(
                 f"{type(self).__name__} produced a log ratio that is not finite; got inputs it "
                 "cannot separate numerically; rescale the columns or use a simpler estimator"
             )
+        ls, lt = np.maximum(ls, -100.0), np.maximum(lt, -100.0)  # a density may be zero
         gap = t.mean(lt) - s.mean(ls)
         noise = math.sqrt(np.var(ls) / len(ls) + np.var(lt) / len(lt))
         if gap < -3.0 * noise:

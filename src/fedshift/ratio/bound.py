@@ -360,7 +360,7 @@ class ScoreBound(Bound):
 
     def _estimate(self, source: Sample, target: Sample, n_laws: int) -> tuple[float, Cells]:
         self._check()
-        s, t = (part.take(slice(0, self.max_rows)) for part in (source, target))
+        s, t = (part.some(self.max_rows) for part in (source, target))
         choice = self._scored(s, t)
         cells = self._nested(choice.candidates["stack"], s, t, n_laws)
         error = log_ratio_error(

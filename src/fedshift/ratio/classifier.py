@@ -12,6 +12,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import has_fit_parameter
 
 from fedshift.core.calibrate import Evidence, Saturation, worthwhile_saturation
+from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, FloatArray, Sample
 from fedshift.errors import InputError
 from fedshift.ratio.base import Path, RatioEstimator
@@ -22,14 +23,18 @@ from fedshift.ratio.network import split
 FOLDS_BELOW = 50_000
 
 
-def boosting(*, seed: int = 0) -> HistGradientBoostingClassifier:
-    """Shallow, slowly learned boosted trees that stop early: good log odds, few surprises."""
+def boosting(n: int, *, seed: int = 0) -> HistGradientBoostingClassifier:
+    """Shallow, slowly learned boosted trees that stop early: good log odds, few surprises.
+
+    Below 100 rows there is nothing to stop on, and fewer, smaller trees are grown.
+    """
+    enough = n >= 100
     return HistGradientBoostingClassifier(
         learning_rate=0.05,
         max_leaf_nodes=8,
-        min_samples_leaf=30,
-        max_iter=300,
-        early_stopping=True,
+        min_samples_leaf=30 if enough else max(2, n // 10),
+        max_iter=300 if enough else 20,
+        early_stopping=enough,
         n_iter_no_change=15,
         random_state=seed,
     )
@@ -80,9 +85,10 @@ class Classifier(RatioEstimator):
                 f"estimator must have predict_proba; got {type(self.estimator).__name__}; wrap it "
                 "in sklearn.calibration.CalibratedClassifierCV"
             )
-        if self.folds == 1 or self.folds < 0:
+        if whole(self, "folds", least=0) == 1:
             raise InputError(f"folds must be 0 or at least 2; got {self.folds}")
         self.saturation_: Saturation | None = None
+        self.__dict__.pop("source_log_ratio_", None)  # of an earlier fit with folds
         folds = min(self.folds, len(source), len(target))
         if folds < 2:
             self._models = [self._path(source, target)]
@@ -109,12 +115,21 @@ class Classifier(RatioEstimator):
     def _log_ratio(self, x: FloatArray) -> Float64Array:
         return self._bend(np.mean([model(x)[:, 0] for model in self._models], axis=0))
 
+    def _fresh(self, n: int) -> Any:
+        """An unfitted classifier; one that draws from a global generator is given the seed."""
+        if self.estimator is None:
+            return boosting(n, seed=self.seed)
+        model = clone(self.estimator)
+        parameters = model.get_params()
+        unset = {k: self.seed for k, v in parameters.items() if v is None and _is_seed(k)}
+        return model.set_params(**unset)
+
     def _path(self, source: Sample, target: Sample) -> Path:
         n_s, n_t = len(source), len(target)
         x = np.concatenate([source.flat, target.flat])
         y = np.repeat([0, 1], [n_s, n_t])
         weight = np.concatenate([n_s * source.weight, n_t * target.weight])
-        model = clone(self.estimator) if self.estimator is not None else boosting(seed=self.seed)
+        model = self._fresh(len(x))
         model.fit(x, y, **_weights(model, weight))
         offset = math.log(n_t / n_s)
 
@@ -126,18 +141,34 @@ class Classifier(RatioEstimator):
         return log_ratio
 
 
+def _is_seed(name: str) -> bool:
+    return name == "random_state" or name.endswith("__random_state")
+
+
 def _weights(model: Any, weight: Float64Array) -> dict[str, Float64Array]:
     """The keyword that carries the weights, or none where all rows weigh the same."""
     if np.ptp(weight) < 1e-9:
         return {}
-    last, prefix = model, ""
-    while isinstance(last, Pipeline):
-        prefix += f"{last.steps[-1][0]}__"
-        last = last.steps[-1][1]
-    if not has_fit_parameter(last, "sample_weight"):
+    keyword = weight_keyword(model)
+    if keyword is None:
         raise InputError(
-            f"{type(last).__name__} takes no sample_weight, but rows must be weighted (duplicate "
+            f"{_last(model)[0]} takes no sample_weight, but rows must be weighted (duplicate "
             "rows, or target laws of different size); use a classifier that takes sample_weight, "
             "or laws of equal size without duplicates"
         )
-    return {f"{prefix}sample_weight": weight}
+    return {keyword: weight}
+
+
+def _last(model: Any) -> tuple[str, Any, str]:
+    """Name and object of the step that learns, and the prefix that routes a keyword to it."""
+    prefix = ""
+    while isinstance(model, Pipeline):
+        prefix += f"{model.steps[-1][0]}__"
+        model = model.steps[-1][1]
+    return type(model).__name__, model, prefix
+
+
+def weight_keyword(model: Any) -> str | None:
+    """The keyword of `fit` that carries row weights, through pipelines; None if there is none."""
+    _, last, prefix = _last(model)
+    return f"{prefix}sample_weight" if has_fit_parameter(last, "sample_weight") else None

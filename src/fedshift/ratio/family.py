@@ -111,6 +111,7 @@ class Stack:
         b = np.stack([m.target for m in members], axis=1)
         evidence = Evidence.of(s.weight, t.weight)
         coefficients, intercept = stack(a, b, evidence)
+        coefficients[np.ptp(np.concatenate([a, b]), axis=0) == 0] = 0.0  # "none" adds nothing
         out_a, out_b = np.empty(len(s)), np.empty(len(t))
         folds = min(5, len(s), len(t))
         fold_a, fold_b = (fold_of(len(p), folds, seed=len(members)) for p in (s, t))
@@ -161,7 +162,7 @@ def shallow_estimators(s: Sample, t: Sample, *, seed: int) -> dict[str, RatioEst
             members[f"pixel kernel {width:g}"] = Logistic("kernel", width=width, shared_scale=True)
     if n >= 50:
         members["boosting"] = Classifier(folds=0, seed=seed)
-    if d > 1 and 50 <= n <= TREES:
+    if d > 1 and n >= 50 and max(len(s), len(t)) <= TREES:
         forest = ExtraTreesClassifier(100, random_state=seed)
         members["trees"] = Classifier(forest, folds=0, seed=seed)
     return members

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 
-from fedshift.core.features import pooled_moments
+from fedshift.core.features import pooled_moments, standardise
 from fedshift.core.samples import Float64Array, FloatArray, Sample, blocks
+from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
 
 
@@ -56,6 +57,12 @@ class Gaussian(RatioEstimator):
         self.shared = shared
 
     def _fit(self, source: Sample, target: Sample) -> None:
+        for name, law in (("source", source), ("target", target)):
+            if not np.ptp(law.flat, axis=0).any():
+                raise InputError(
+                    f"Gaussian needs rows that differ; every row of {name} is the same; use Auto, "
+                    "or check the file"
+                )
         self._mean, self._sd = pooled_moments(source, target)
         parts = [(self._z(s.x), s.weight) for s in (source, target)]
         self._centres = [w @ z for z, w in parts]
@@ -68,10 +75,10 @@ class Gaussian(RatioEstimator):
         else:
             covariances = [shrunk_covariance(z, w) for z, w in centred]
         # a jitter below any real variance lets collinear columns pass
-        self._roots = [cholesky(c + 1e-9 * np.eye(len(c)), lower=True) for c in covariances]
+        self._roots = [cholesky(c + 1e-8 * np.eye(len(c)), lower=True) for c in covariances]
 
     def _z(self, x: FloatArray) -> Float64Array:
-        return np.asarray((x.reshape(len(x), -1) - self._mean) / self._sd)
+        return standardise(x, self._mean, self._sd)
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
         z = self._z(x)

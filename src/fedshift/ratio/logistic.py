@@ -11,6 +11,7 @@ import numpy as np
 from fedshift.core.calibrate import Evidence
 from fedshift.core.features import FeatureMap, FeatureName, feature_map
 from fedshift.core.logistic import Block, Blocks, ridge_path, sparse_path
+from fedshift.core.params import positive, whole
 from fedshift.core.samples import BLOCK, Float64Array, FloatArray, Sample, blocks
 from fedshift.errors import InputError, NotConverged
 from fedshift.ratio.base import Path, RatioEstimator
@@ -94,8 +95,11 @@ class Logistic(RatioEstimator):
         self.seed = seed
 
     def _ridges(self) -> tuple[float, ...]:
+        positive(self, "width")
+        whole(self, "n_centers", least=2)
+        whole(self, "folds", least=2)
         if self.ridge != "cv":
-            if isinstance(self.ridge, str) or not self.ridge >= 0:
+            if not isinstance(self.ridge, int | float) or not self.ridge >= 0:
                 raise InputError(f"ridge must be 'cv' or a number ≥ 0; got {self.ridge!r}")
             return (float(self.ridge),)
         if self.sparse:
@@ -128,7 +132,7 @@ class Logistic(RatioEstimator):
         self, source: Sample, target: Sample, ridges: tuple[float, ...]
     ) -> tuple[float, ...]:
         """The path down to the best λ; chosen on a part of large data and scaled by 1/n."""
-        s, t = source.take(slice(0, TUNE_ROWS)), target.take(slice(0, TUNE_ROWS))
+        s, t = source.some(TUNE_ROWS), target.some(TUNE_ROWS)
         folds = min(self.folds, len(s), len(t))
         if folds < 2:
             return ridges[:1]

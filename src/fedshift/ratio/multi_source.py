@@ -15,17 +15,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedshift.core.calibrate import Evidence, Saturation, worthwhile_saturation
+from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, Sample, as_rows, fold_of
 from fedshift.errors import InputError
+from fedshift.ratio.base import like
 from fedshift.ratio.network import (
     Batches,
     ModelFactory,
     Scaler,
     build,
+    check_output,
     pick_device,
     predict,
     split,
     train,
+    warn_if_few,
 )
 
 Name = Hashable
@@ -106,6 +110,13 @@ class MultiSource(BaseEstimator):
         self.sources_, self.targets_ = (list(side) for side in sides)
         laws = [s for side in sides for s in side.values()]
         self.row_shape_ = laws[0].x.shape[1:]
+        other = next((s.x.shape[1:] for s in laws if s.x.shape[1:] != self.row_shape_), None)
+        if other is not None:
+            raise InputError(
+                f"source and target must have rows of the same shape; got {self.row_shape_} and "
+                f"{other}; select the same columns in the same order"
+            )
+        self._check()
         self.n_laws_ = len(self.targets_)
         self._laws = laws
         device = pick_device(self.device)
@@ -124,14 +135,22 @@ class MultiSource(BaseEstimator):
             ]
         else:
             kept = [laws]
+        warn_if_few(*laws)
         self._saturations: dict[tuple[int, ...], Saturation | None] = {}
         self._nets = [self._train(part, self.seed + j) for j, part in enumerate(kept)]
         return self
+
+    def _check(self) -> None:
+        for name in ("batch_size", "max_epochs", "patience"):
+            whole(self, name)
+        if not 0 < self.validation < 1:
+            raise InputError(f"validation must be a share in (0, 1); got {self.validation}")
 
     def _train(self, laws: list[Sample], seed: int) -> nn.Module:
         device = self._scaler.device
         generator = torch.Generator().manual_seed(seed)
         net = build(self.model, self.row_shape_, len(laws), seed=seed).to(device)
+        check_output(net, self._scaler, laws[0].x[:2], len(laws))
         parts = [split(s, self.validation) for s in laws]
         batches = [Batches(fit, self._scaler, generator) for fit, _ in parts]
         label = torch.arange(len(laws), device=device).repeat_interleave(self.batch_size)
@@ -157,6 +176,7 @@ class MultiSource(BaseEstimator):
             patience=self.patience,
             lr=self.lr,
             weight_decay=self.weight_decay,
+            seed=seed,
         )
         return net
 
@@ -179,7 +199,7 @@ class MultiSource(BaseEstimator):
             )
         logits = np.mean([predict(net, self._scaler, x) for net in self._nets], axis=0)
         out = self._bend(self._difference(logits, source, target), source, target)
-        return torch.as_tensor(out, device=X.device) if isinstance(X, torch.Tensor) else out
+        return like(X, out)
 
     def ratio(self, X: Rows, *, source: Name = None, target: Names = None) -> Any:
         """Ratio of rows, shape (n,)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fedshift.core.features import pooled_moments
 from fedshift.core.samples import Float64Array, FloatArray, Sample
-from fedshift.errors import InputError
+from fedshift.errors import FewRows, InputError
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -97,6 +98,21 @@ def build(
         return (model or default_model)(shape, out)
 
 
+def check_output(net: nn.Module, scaler: Scaler, x: FloatArray, out: int) -> None:
+    """Raise unless the network turns rows into `out` float numbers each."""
+    try:
+        shape = predict(net, scaler, x).shape
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"model must take float32 rows of shape {x.shape[1:]}; it raised: {error}"
+        ) from error
+    if shape != (len(x), out):
+        raise InputError(
+            f"model must give {out} number(s) a row, shape ({len(x)}, {out}); got {shape}; change "
+            "its last layer"
+        )
+
+
 def pick_device(name: str | None) -> torch.device:
     """The named device, or a GPU if there is one, else the CPU."""
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -125,7 +141,8 @@ class Scaler:
 
     def __call__(self, x: FloatArray) -> Tensor:
         """Float32 tensor on the device."""
-        z = np.clip((x - self.mean) / self.sd, -10.0, 10.0)
+        with np.errstate(over="ignore"):
+            z = np.clip((x - self.mean) / self.sd, -10.0, 10.0)
         return torch.from_numpy(z.astype(np.float32)).to(self.device)
 
 
@@ -147,12 +164,29 @@ class Batches:
         return self.scaler(self.sample.x[index.numpy()])
 
 
+#: rows of a law below which a network cannot be told to stop
+FEW = 30
+
+
 def split(sample: Sample, share: float, most: int = 50_000) -> tuple[Sample, Sample]:
-    """Rows to train on and rows to stop on; rows are in hash order, so the first are random."""
+    """Rows to train on and rows to stop on, drawn at random."""
     n = min(most, max(1, round(share * len(sample))))
     if n >= len(sample):
         return sample, sample
-    return sample.take(slice(n, None)), sample.take(slice(0, n))
+    order = np.random.default_rng(0).permutation(len(sample))
+    return sample.take(np.sort(order[n:])), sample.take(np.sort(order[:n]))
+
+
+def warn_if_few(*samples: Sample) -> None:
+    """Warn where a law has so few rows that early stopping is blind."""
+    fewest = min(len(s) for s in samples)
+    if fewest < FEW:
+        warnings.warn(
+            f"a network needs some hundred rows of every law to know when to stop; got {fewest}; "
+            "its ratios may be memorised; take Logistic or Auto",
+            FewRows,
+            stacklevel=5,
+        )
 
 
 @torch.no_grad()
@@ -173,6 +207,7 @@ def train(
     patience: int,
     lr: float,
     weight_decay: float,
+    seed: int,
 ) -> list[float]:
     """Adam with decoupled weight decay; stops early and leaves the best weights in `model`.
 
@@ -188,7 +223,32 @@ def train(
     history : list of float
         Held-out risk at each check, the untrained model first.
     """
-    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise InputError("model must have parameters to train; got none that require a gradient")
+    with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
+        torch.manual_seed(seed)
+        return _train(
+            model,
+            torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay),
+            loss,
+            held_out,
+            steps_per_check=steps_per_check,
+            max_checks=max_checks,
+            patience=patience,
+        )
+
+
+def _train(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    loss: Callable[[], Tensor],
+    held_out: Callable[[], float],
+    *,
+    steps_per_check: int,
+    max_checks: int,
+    patience: int,
+) -> list[float]:
     best = held_out()
     history = [best]
     state = copy.deepcopy(model.state_dict())

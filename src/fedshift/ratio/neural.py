@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from fedshift.core.bregman import Divergence, divergence, nonnegative_parts, training_loss
+from fedshift.core.params import positive, whole
 from fedshift.core.samples import Float64Array, FloatArray, Sample
 from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
@@ -20,10 +21,12 @@ from fedshift.ratio.network import (
     ModelFactory,
     Scaler,
     build,
+    check_output,
     pick_device,
     predict,
     split,
     train,
+    warn_if_few,
 )
 
 
@@ -127,7 +130,9 @@ class Neural(RatioEstimator):
         device = pick_device(self.device)
         generator = torch.Generator().manual_seed(self.seed)
         self._scaler = Scaler.of(source, target, device=device)
+        warn_if_few(source, target)
         self._net = build(self.model, source.x.shape[1:], 1, seed=self.seed).to(device)
+        check_output(self._net, self._scaler, source.x[:2], 1)
         (fit_s, stop_s), (fit_t, stop_t) = (split(p, self.validation) for p in (source, target))
         batches_s = Batches(fit_s, self._scaler, generator)
         batches_t = Batches(fit_t, self._scaler, generator)
@@ -160,6 +165,7 @@ class Neural(RatioEstimator):
             patience=self.patience,
             lr=self.lr,
             weight_decay=self.weight_decay,
+            seed=self.seed,
         )
 
     def _check(self) -> None:
@@ -173,9 +179,8 @@ class Neural(RatioEstimator):
                 "largest ratio moves the minimiser"
             )
         for name in ("batch_size", "max_epochs", "patience"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InputError(f"{name} must be at least 1; got {value}")
+            whole(self, name)
+        positive(self, "lr")
         if not 0 < self.validation < 1:
             raise InputError(f"validation must be a share in (0, 1); got {self.validation}")
 
@@ -192,8 +197,11 @@ class Neural(RatioEstimator):
             return None
         if isinstance(bound, Bound):
             return bound.estimate(source, target, self.n_laws_)
-        if not bound > 0:
-            raise InputError(f"bound must be a positive ratio; got {bound}")
+        if not isinstance(bound, int | float) or not self.n_laws_ <= bound < 1e12:
+            raise InputError(
+                f"bound must be a number of at least {self.n_laws_}, the mean of the ratio over "
+                f"the source, and below 1e12; got {bound!r}"
+            )
         return float(bound)
 
     def _summed(self, scores: Tensor) -> Tensor:

@@ -10,13 +10,15 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, has_fit_parameter
+from sklearn.utils.validation import check_is_fitted
 
 from fedshift.core.samples import Laws
 from fedshift.core.weights import Weighting, Weights
 from fedshift.errors import WeightsNotUsedError
 from fedshift.ratio.auto import Auto
 from fedshift.ratio.base import RatioEstimator
+from fedshift.ratio.classifier import weight_keyword
+from fedshift.ratio.label import LabelShift
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -37,8 +39,9 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
     the learner with ``sample_weight``. Without a target it fits the learner as it is.
 
     Weights that do not arrive are the commonest silent failure of reweighting; so the learner
-    must take ``sample_weight`` by name, and with ``verify=True`` it is fitted twice more, with
-    the rows of weight zero poisoned, to see that they are ignored.
+    must take ``sample_weight`` by name (a pipeline's last step will do), and with ``verify=True``
+    it is first fitted on a made-up task whose rows of weight zero are poisoned, to see that they
+    are ignored.
 
     Parameters
     ----------
@@ -86,7 +89,8 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
         if target is None:
             self.learner_ = learner.fit(X, y)
         else:
-            if not has_fit_parameter(learner, "sample_weight"):
+            keyword = weight_keyword(learner)
+            if keyword is None:
                 raise WeightsNotUsedError(
                     f"{type(learner).__name__} takes no sample_weight in fit, so weights cannot "
                     "reach it; choose a learner that does, or resample the rows by weight"
@@ -94,14 +98,10 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
             if self.verify:
                 verify_weights_used(learner)
             ratio: RatioEstimator = clone(self.ratio) if self.ratio is not None else Auto()
-            ratio.fit(source=X, target=target)
-            log_ratio = getattr(ratio, "source_log_ratio_", None)
             how = self.weighting or Weighting(normalise="mean one")
-            self.weights_ = how(
-                ratio.log_ratio(X) if log_ratio is None else log_ratio, laws=ratio.n_laws_
-            )
+            self.weights_ = how(_source_log_ratio(ratio, X, y, target), laws=ratio.n_laws_)
             self.ratio_ = ratio
-            self.learner_ = learner.fit(X, y, sample_weight=np.asarray(self.weights_))
+            self.learner_ = learner.fit(X, y, **{keyword: np.asarray(self.weights_)})
         for name in ("classes_", "n_features_in_", "feature_names_in_"):
             if hasattr(self.learner_, name):
                 setattr(self, name, getattr(self.learner_, name))
@@ -137,24 +137,37 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
         return get_tags(self._learner())
 
 
-def verify_weights_used(learner: Any) -> None:
-    """Raise unless rows of weight zero are ignored by `learner`.
+def _source_log_ratio(ratio: RatioEstimator, x: Any, y: Any, target: Laws) -> Any:
+    """Log ratios of the rows one has: by label, out of fold, or as the estimator gives them."""
+    if isinstance(ratio, LabelShift):
+        return ratio.fit(source=x, source_labels=y, target=target).label_log_ratio(y)
+    ratio.fit(source=x, target=target)
+    held_out = getattr(ratio, "source_log_ratio_", None)
+    return ratio.log_ratio(x) if held_out is None else held_out
 
-    The learner is fitted on a small made-up task twice; in one of them the rows of weight zero
-    carry wrong labels. A learner that uses its weights predicts the same both times.
+
+def verify_weights_used(learner: Any) -> None:
+    """Raise unless rows of weight zero hardly matter to `learner`.
+
+    The learner is fitted on a small made-up task with right and with poisoned labels on half of
+    the rows. If those have weight zero, the poison must change its predictions less than half as
+    much as it does without weights.
     """
+    keyword = weight_keyword(learner)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(160, 2))
-    truth = (x[:, 0] > 0).astype(int)
+    x = rng.random((160, 2))  # not negative: some learners want counts
+    truth = (x[:, 0] > 0.5).astype(int)
     weight = np.where(np.arange(160) < 80, 1.0, 0.0)
     wrong = np.where(weight > 0, truth, 1 - truth)
-    right, poisoned = (
-        clone(learner).fit(x, y, sample_weight=weight).predict(x[:80]) for y in (truth, wrong)
-    )
-    # labels agree exactly and numbers nearly, unless the poisoned rows were used
-    if np.mean(np.abs(right - poisoned)) > 0.05:
+
+    def poison(**weights: Any) -> float:
+        clean, spoiled = (clone(learner).fit(x, y, **weights).predict(x) for y in (truth, wrong))
+        return float(np.mean(np.abs(clean.astype(float) - spoiled.astype(float))))
+
+    with_weights = 1.0 if keyword is None else poison(**{keyword: weight})
+    if with_weights > 0.02 and with_weights > 0.5 * poison():
         raise WeightsNotUsedError(
             f"{type(learner).__name__} takes sample_weight but rows of weight zero change its "
-            "predictions: the weights do not reach what it fits; if it is a meta-estimator or "
-            "pipeline, route sample_weight to the final learner"
+            "predictions: the weights do not reach what it fits; if it is a meta-estimator, route "
+            "sample_weight to the final learner"
         )
