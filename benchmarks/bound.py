@@ -353,11 +353,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--first-seed", type=int, default=300, help="default 300")
     parser.add_argument("--seeds", type=int, default=5, help="draws of each case (default 5)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2000, 5000], help="rows a law")
     parser.add_argument(
         "--reuse-table", type=Path, metavar="PATH", help="take the k-means table from this record"
     )
     args = parser.parse_args()
-    n_seeds, sizes = (1, (2000,)) if args.quick else (args.seeds, (2000, 5000))
+    n_seeds, sizes = (1, [2000]) if args.quick else (args.seeds, args.sizes)
     seeds = range(args.first_seed, args.first_seed + n_seeds)
     names = list(cases())
     clusters = list(PUBLISHED) if available("mnist") else []

@@ -277,6 +277,7 @@ def main() -> int:
         "--reuse-peers", type=Path, metavar="PATH", help="take peers' figures, not times, from here"
     )
     add("--peer", nargs="+", choices=PEERS, default=PEERS, help="peers to run (default: all)")
+    add("--resume", type=Path, metavar="PATH", help="keep rows here; go on from them if it exists")
     add("--seeds", type=int, help="number of seeds (default: 5, extra tasks 3, quick 2)")
     add("--limit", type=int, default=300, help="seconds a fit may take")
     add("--slow", type=float, default=20.0, help="a slower fit is done with the first seed only")
@@ -307,6 +308,8 @@ def main() -> int:
             if names <= {row["task"] for row in reused if row["peer"] == peer}:
                 complete.append(peer)
     rows = list(reused)
+    if args.resume and args.resume.exists():
+        rows += [r for r in json.loads(args.resume.read_text()) if r["task"] in names]
     timed: list[Row] = []
     peers = ["sklearn"] if args.quick else list(args.peer)
 
@@ -316,6 +319,8 @@ def main() -> int:
             theirs = [row for row in plain if row["peer"] != OURS]
             notes = {"versions": versions, "faults": faults, "complete": complete}
             write_json(args.peers_json, {**notes, "rows": theirs})
+        if args.resume:
+            write_json(args.resume, [row for row in rows if not row.get("reused")])
 
     for peer in peers if args.peers_only else [OURS, *peers]:
         clocked = peer == "densratio" and bool(reused) and not args.peers_only

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.pipeline import Pipeline
@@ -17,10 +18,13 @@ from fedshift.core.samples import Float64Array, FloatArray, Sample
 from fedshift.errors import InputError
 from fedshift.ratio.base import Path, RatioEstimator
 from fedshift.ratio.crossfit import out_of_fold
-from fedshift.ratio.network import split
 
 #: above this many rows one held-out part replaces the folds
 FOLDS_BELOW = 50_000
+#: most rows of a law held out for calibration then
+HELD_OUT = 50_000
+
+Index = npt.NDArray[np.intp]
 
 
 def boosting(n: int, *, seed: int = 0) -> HistGradientBoostingClassifier:
@@ -93,10 +97,13 @@ class Classifier(RatioEstimator):
         if folds < 2:
             self._models = [self._path(source, target)]
         elif len(source) + len(target) > FOLDS_BELOW:
-            (fit_s, held_s), (fit_t, held_t) = (split(p, 0.1) for p in (source, target))
-            self._models = [self._path(fit_s, fit_t)]
-            scores = [self._models[0](p.x)[:, 0] for p in (held_s, held_t)]
-            self._calibrate(scores[0], scores[1], held_s, held_t)
+            out_s, out_t = (p.subset(min(HELD_OUT, len(p) // 10)) for p in (source, target))
+            kept_s = np.delete(np.arange(len(source)), out_s)
+            kept_t = np.delete(np.arange(len(target)), out_t)
+            model = self._learn(source, target, kept_s, kept_t)
+            self._models = [model]
+            s, t = source.take(out_s), target.take(out_t)
+            self._calibrate(model(s.x)[:, 0], model(t.x)[:, 0], s, t)
         else:
             held = out_of_fold(self, source, target, folds=folds, seed=self.seed)
             self._models = held.paths
@@ -125,10 +132,18 @@ class Classifier(RatioEstimator):
         return model.set_params(**unset)
 
     def _path(self, source: Sample, target: Sample) -> Path:
-        n_s, n_t = len(source), len(target)
-        x = np.concatenate([source.flat, target.flat])
+        return self._learn(source, target, np.arange(len(source)), np.arange(len(target)))
+
+    def _learn(self, source: Sample, target: Sample, kept_s: Index, kept_t: Index) -> Path:
+        """Fit on some rows of each law, with one copy of them and no more."""
+        n_s, n_t = len(kept_s), len(kept_t)
+        # boosting works on float64: made at once, it need not make a second copy
+        dtype = np.float64 if self.estimator is None else source.x.dtype
+        x = np.empty((n_s + n_t, source.flat.shape[1]), dtype=dtype)
+        x[:n_s], x[n_s:] = source.flat[kept_s], target.flat[kept_t]
         y = np.repeat([0, 1], [n_s, n_t])
-        weight = np.concatenate([n_s * source.weight, n_t * target.weight])
+        kept = (source.weight[kept_s], target.weight[kept_t])
+        weight = np.concatenate([w / w.mean() for w in kept])
         model = self._fresh(len(x))
         model.fit(x, y, **_weights(model, weight))
         offset = math.log(n_t / n_s)

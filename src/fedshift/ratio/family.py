@@ -154,7 +154,9 @@ def shallow_estimators(s: Sample, t: Sample, *, seed: int) -> dict[str, RatioEst
         members["sparse"] = Logistic("squares", sparse=True)
         members["squares"] = Logistic("squares")
     if d > 1 and (d * (d + 1) // 2 <= PRODUCTS or (n < 500 and d <= 64)):
-        members["quadratic"] = Logistic("quadratic")
+        # with as many products as rows it is no longer a simple model
+        simple = d + d * (d + 1) // 2 <= n / 2
+        members["quadratic" if simple else "products"] = Logistic("quadratic")
     for width in (1.0, 0.5, 0.25) if d <= 10 else (1.0, 0.5):
         members[f"kernel {width:g}"] = Logistic("kernel", width=width)
     if d > 20:  # perhaps pixels: one scale for all columns
