@@ -121,11 +121,15 @@ def run(out: Path, *, seed: int = 0, console: Console | None = None) -> list[Row
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(title="Estimated against exact ratios Σ p_test / p_train (digits, five clients)")
+    table = Table(
+        title="Estimated against exact ratios Σ p_test / p_train (digits, five clients)",
+        caption="corr.: of log ratios · error: of the weights, and that of equal weights · "
+        "ESS: effective sample size",
+    )
     for name in ("client", "rows", "estimator"):
-        table.add_column(name)
-    for name in ("correlation", "weight error", "equal weights", "ESS", "exact ESS"):
-        table.add_column(name, justify="right")
+        table.add_column(name, no_wrap=True)
+    for name in ("corr.", "error", "equal", "ESS", "exact"):
+        table.add_column(name, justify="right", no_wrap=True)
     for r in rows:
         table.add_row(
             r.client,
