@@ -82,7 +82,10 @@ def main() -> int:
     check = parser.parse_args().check
     text = PAGE.read_text(encoding="utf-8")
     new = text
-    for name, table in (("ratio", ratio()), ("bound", bound()), ("scale", scale())):
+    for name, make in (("ratio", ratio), ("bound", bound), ("scale", scale)):
+        if f"<!-- {name} -->" not in new:
+            continue
+        table = make()
         before, _, after = re.split(f"(<!-- {name} -->.*?<!-- /{name} -->)", new, flags=re.S)
         new = f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->{after}"
     if check:
