@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# before numpy is imported: workers that each start a thread a core wait for one another
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 
 from fedshift.data.sources import available
