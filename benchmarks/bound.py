@@ -371,7 +371,8 @@ def main() -> int:
         draws = range(2 if args.quick else 0 if args.reuse_table else 20)
         entries = [(m, i, s) for m in reversed(clusters) for i in starts for s in draws]
         later = pool.map(table_entry, entries)
-        jobs = [(name, n, s) for n in reversed(sizes) for s in seeds for name in names]
+        # longest first: many rows, many columns
+        jobs = [(name, n, s) for n in reversed(sizes) for name in reversed(names) for s in seeds]
         runs = sorted(pool.map(measure, jobs), key=lambda run: (run["n"], names.index(run["case"])))
         for n_bins, init, value in later:
             table[n_bins][init].append(value)

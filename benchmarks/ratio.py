@@ -279,6 +279,9 @@ def main() -> int:
     add("--peer", nargs="+", choices=PEERS, default=PEERS, help="peers to run (default: all)")
     add("--resume", type=Path, metavar="PATH", help="keep rows here; go on from them if it exists")
     add("--seeds", type=int, help="number of seeds (default: 5, extra tasks 3, quick 2)")
+    add("--first-seed", type=int, default=0, help="`Auto` was built while looking at 0 to 4")
+    add("--task", nargs="+", metavar="NAME", help="only these tasks")
+    add("--auto-only", action="store_true", help="of our estimators, measure `Auto` alone")
     add("--limit", type=int, default=300, help="seconds a fit may take")
     add("--slow", type=float, default=20.0, help="a slower fit is done with the first seed only")
     args = parser.parse_args()
@@ -287,10 +290,13 @@ def main() -> int:
     if args.extra:
         tasks += EXTRA_TASKS
     extra = {task.name for task in EXTRA_TASKS}
-    seeds = {
-        t.name: range(args.seeds or (2 if args.quick else 3 if t.name in extra else 5))
-        for t in tasks
+    if args.task:
+        tasks = [task for task in tasks if task.name in args.task]
+    count = {
+        t.name: args.seeds or (2 if args.quick else 3 if t.name in extra else 5) for t in tasks
     }
+    first = args.first_seed
+    seeds = {name: range(first, first + n) for name, n in count.items()}
     names = {task.name for task in tasks}
     reused: list[Row] = []
     versions: dict[str, str] = {}
@@ -330,7 +336,8 @@ def main() -> int:
             python = interpreter(peer, args.peers_dir)
             with Worker(peer, python, args.limit) as worker:
                 versions[peer] = worker.version
-                methods = ["Auto"] if args.quick and peer == OURS else None
+                alone = peer == OURS and (args.quick or args.auto_only)
+                methods = ["Auto"] if alone else None
                 for row in measure(worker, tasks, seeds, rows, args.slow, methods):
                     shown = (
                         row.get("error") or f"{row['nmse']} {row['accuracy']} {row['seconds']:.2f}s"
@@ -358,7 +365,7 @@ def main() -> int:
     speed = speed_bar([*timed, *(row for row in rows if not row.get("reused"))])
     if speed is not None:
         bars.append(speed)
-    elif not args.quick:
+    elif not (args.quick or args.auto_only):
         bars.append(
             Bar("time of densratio uLSIF / ULSIF", float("nan"), 20.0, ">=", "not measured")
         )
@@ -368,7 +375,8 @@ def main() -> int:
         "versions": versions,
         "faults": faults,
         "complete": complete,
-        "seeds": {name: len(values) for name, values in seeds.items()},
+        "seeds": count,
+        "first_seed": first,
         "slow": args.slow,
         "limit": args.limit,
         "means": table,
