@@ -26,6 +26,14 @@ class OutputError(FedshiftError, OSError):
     """A result cannot be written where it was asked for."""
 
 
+class TrainingDiverged(FedshiftError, ArithmeticError):
+    """A loss became NaN or infinite."""
+
+
+class CheckpointError(FedshiftError, ValueError):
+    """A checkpoint does not belong to this run or cannot be read."""
+
+
 class FedshiftWarning(UserWarning):
     """Root of all warnings given by fedshift."""
 
@@ -67,6 +75,7 @@ class NotConverged(FedshiftWarning):
 
 
 __all__ = [
+    "CheckpointError",
     "ClippedWeights",
     "ConstantColumns",
     "DataNotFoundError",
@@ -81,5 +90,6 @@ __all__ = [
     "OutputError",
     "PrecisionLoss",
     "RatioDirection",
+    "TrainingDiverged",
     "WeightsNotUsedError",
 ]

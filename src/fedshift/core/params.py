@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedshift.errors import InputError
@@ -27,3 +29,19 @@ def positive(owner: object, name: str) -> float:
     if not (good and 0 < value < math.inf):
         raise InputError(f"{type(owner).__name__}: {name} must be a positive number; got {value!r}")
     return float(value)
+
+
+def nearest(value: object, choices: Iterable[str]) -> str:
+    """The end of an error: the choices, what was got, and the nearest choice if one is near."""
+    known = list(choices)
+    near = difflib.get_close_matches(str(value), known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"one of {', '.join(known)}; got {value!r}{hint}"
+
+
+def one_of(owner: object, name: str, choices: Sequence[str]) -> str:
+    """A parameter that must be one of a few words; a near miss is named."""
+    value: Any = getattr(owner, name)
+    if isinstance(value, str) and value in choices:
+        return value
+    raise InputError(f"{type(owner).__name__}: {name} must be {nearest(value, choices)}")

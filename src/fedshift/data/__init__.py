@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
-from fedshift.data.federation import ClientData, Federation
-from fedshift.data.shift import Labels
+from fedshift.data.federation import ClientData, Federation, federation
+from fedshift.data.shift import (
+    BySite,
+    ColourFlip,
+    CovariateTilt,
+    GaussianShift,
+    LabelDirichlet,
+    Labels,
+    LinearOutcome,
+    LogisticOutcome,
+)
+from fedshift.data.sources import Images, available, load
 
-__all__ = ["ClientData", "Federation", "Labels"]
+__all__ = [
+    "BySite",
+    "ClientData",
+    "ColourFlip",
+    "CovariateTilt",
+    "Federation",
+    "GaussianShift",
+    "Images",
+    "LabelDirichlet",
+    "Labels",
+    "LinearOutcome",
+    "LogisticOutcome",
+    "available",
+    "federation",
+    "load",
+]

@@ -89,6 +89,10 @@ class Federation:
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise InputError(f"clients need names of their own; got {twice} more than once")
+        if {"all", "own"} & set(names):
+            raise InputError(
+                "a client must not be called 'all' or 'own', which are goals; rename it"
+            )
         for c in self.clients:
             if c.x.shape[1:] != self.clients[0].x.shape[1:]:
                 raise InputError(
@@ -125,10 +129,14 @@ class Federation:
 
     def targets(self, client: str, goal: Goal = "all") -> Mapping[str, FloatArray]:
         """The test laws a goal sums over, as `fit(target=...)` takes them."""
+        return {name: self[name].test_x for name in self.goal_names(client, goal)}
+
+    def goal_names(self, client: str, goal: Goal = "all") -> tuple[str, ...]:
+        """Names of the clients whose test laws a goal sums over, for training on `client`."""
+        own = self[client].name
         if goal == "all":
-            return self.test
-        name = client if goal == "own" else goal
-        return {name: self[name].test_x}
+            return tuple(c.name for c in self.clients)
+        return (own if goal == "own" else self[goal].name,)
 
     def exact_log_ratio(self, client: str, goal: Goal = "all") -> Float64Array:
         """True log ratio at the training rows of a client.
@@ -144,6 +152,15 @@ class Federation:
                 "build it with a shift of fedshift.data"
             )
         return self.truth.log_ratio(self, client, goal)
+
+
+class Shift(Protocol):
+    """What makes a federation of labelled train and test rows."""
+
+    def split(
+        self, x: Rows, y: npt.ArrayLike, test_x: Rows, test_y: npt.ArrayLike, *, seed: int
+    ) -> Federation:
+        """Deal rows to clients."""
 
 
 def federation(clients: Sequence[ClientData]) -> Federation:

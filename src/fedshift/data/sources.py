@@ -9,7 +9,7 @@ damaged ones do not.
 ==================  ============================================================================
 set                 files, in the folder or in a folder of the set's name below it
 ==================  ============================================================================
-``digits``          none: inside scikit-learn
+``digits``          none: inside scikit-learn; six tenths of every class are the training part
 ``mnist``           ``train-images-idx3-ubyte`` and its three companions, plain or ``.gz``
 ``fashion-mnist``   the same four names; Debian's ``dataset-fashion-mnist`` installs them
 ``cifar10``         ``cifar-10-batches-bin/data_batch_1.bin`` to ``5`` and ``test_batch.bin``
@@ -29,12 +29,16 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from fedshift.core.files import atomic_path
 from fedshift.errors import DataNotFoundError, InputError
+
+if TYPE_CHECKING:
+    from fedshift.data.federation import Federation, Shift
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -87,6 +91,29 @@ class Images:
     def test(self) -> tuple[UInt8Array, Int64Array]:
         """Images and labels of the test part."""
         return self.x[self.n_train :], self.y[self.n_train :]
+
+    def split(self, shift: Shift, *, seed: int = 0) -> Federation:
+        """Deal the images to clients: a federation of float32 in [0, 1], (n, channels, h, w).
+
+        Parameters
+        ----------
+        shift : Labels, LabelDirichlet, CovariateTilt or ColourFlip
+            A builder of `fedshift.data`; its train side deals from the training part, its test
+            side from the test part.
+        seed : int
+
+        Examples
+        --------
+        >>> from fedshift.data import Labels
+        >>> fed = load("digits").split(Labels.paper("five-clients"), seed=0)
+        >>> fed[0].x.shape[1:], fed[0].x.dtype
+        ((1, 8, 8), dtype('float32'))
+        """
+        x = self.x[:, None] if self.x.ndim == 3 else self.x
+        if self.high != 255:  # builders take uint8 for 0 to 255, and scale only what they deal
+            x = np.divide(x, np.float32(self.high), dtype=np.float32)
+        n = self.n_train
+        return shift.split(x[:n], self.y[:n], x[n:], self.y[n:], seed=seed)
 
 
 @dataclass(frozen=True)
@@ -194,7 +221,7 @@ def load(
     Examples
     --------
     >>> load("digits")
-    Images('digits', 1437 train + 360 test, 8×8, 10 classes)
+    Images('digits', 1074 train + 723 test, 8×8, 10 classes)
     """
     if name == "digits":
         return _digits()
@@ -374,8 +401,14 @@ def _digits() -> Images:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    x = bunch.images.astype(np.uint8)
-    return Images("digits", x, bunch.target.astype(np.int64), int(0.8 * len(x)), high=16)
+    rng = np.random.default_rng(0)
+    train = np.zeros(len(bunch.target), dtype=bool)
+    for c in range(10):  # six tenths of every class, the same ones always
+        index = rng.permutation(np.flatnonzero(bunch.target == c))
+        train[index[: int(0.6 * len(index))]] = True
+    order = np.argsort(~train, kind="stable")  # the training part first
+    x, y = bunch.images.astype(np.uint8)[order], bunch.target.astype(np.int64)[order]
+    return Images("digits", x, y, int(train.sum()), high=16)
 
 
 __all__ = ["NAMES", "Images", "available", "load"]

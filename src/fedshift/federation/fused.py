@@ -1,0 +1,566 @@
+"""All clients' batches in one tensor program.
+
+One gradient a round (`FedSGD`) needs one copy of the parameters: the clients' batches are laid
+end to end, only BatchNorm keeps them apart, and the sum over clients is the sum over rows. Plans
+in which clients differ (`FedAvg`, compression) stack a copy of the parameters for every client
+(`fedshift.learn.grouped`). Several runs, of other seeds or weights, stack the same way.
+
+On a GPU the whole round is captured once as a CUDA graph and replayed; indices are drawn on the
+host for many rounds at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError
+from fedshift.federation.client import momentum
+from fedshift.federation.compress import compress
+from fedshift.federation.engine import Engine, Log
+from fedshift.federation.layout import Layout
+from fedshift.federation.optimise import step
+from fedshift.federation.plan import FedAvg
+from fedshift.federation.task import State, Task
+from fedshift.learn.augment import take_cropped
+from fedshift.learn.grouped import Looped, stacked
+from fedshift.learn.norm import mixed, norm_layers, pooled
+
+#: numbers of one batch index block drawn ahead
+AHEAD = 4_000_000
+
+
+class Runs:
+    """Several runs of one plan side by side, R tasks that differ in seed, weights or data.
+
+    Parameters
+    ----------
+    tasks : sequence of Task
+    states : sequence of State, optional
+    amp : bool
+        bfloat16 arithmetic on a GPU; parameters and statistics stay as they are.
+    compile : bool
+        Compile the model and the server's step (GPU only; takes a minute, then saves a third).
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        states: Sequence[State] | None = None,
+        *,
+        amp: bool = False,
+        compile: bool = False,  # torch's word
+    ) -> None:
+        self.tasks = tuple(tasks)
+        first = self.tasks[0]
+        for other in self.tasks[1:]:
+            _same(first, other)
+        self.plan, self.device = first.plan, first.x.device
+        self.runs, self.m = len(self.tasks), first.n_participants
+        self.amp = amp and self.device.type == "cuda"
+        #: clients need parameters of their own
+        self.apart = isinstance(self.plan, FedAvg) or self.plan.compression is not None
+        self.copies = self.runs * self.m if self.apart else self.runs
+        self._gather_data()
+        self._build(first)
+        self._load(list(states) if states else [t.begin() for t in self.tasks])
+        self._forward: Callable[[Tensor], Tensor] = self.model
+        self._step = step
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if compile and self.device.type == "cuda":
+            self._forward = torch.compile(self.model)
+            self._step = torch.compile(step)
+
+    # -- set-up ------------------------------------------------------------------------------
+
+    def _gather_data(self) -> None:
+        """Rows of all tasks in one tensor; tasks that share data share it here."""
+        kept: list[Task] = []
+        self.shift = []
+        for task in self.tasks:
+            at = next((i for i, k in enumerate(kept) if k.x is task.x and k.y is task.y), None)
+            if at is None:
+                kept.append(task)
+                at = len(kept) - 1
+            self.shift.append(sum(len(k.x) for k in kept[:at]))
+        self.x = kept[0].x if len(kept) == 1 else torch.cat([k.x for k in kept])
+        self.y = kept[0].y if len(kept) == 1 else torch.cat([k.y for k in kept])
+        weights = [t.coefficient for t in self.tasks]
+        self.coefficient = weights[0] if self.runs == 1 else torch.cat(weights)
+        #: from a row of the data to the same row's coefficient in each run
+        ends = np.cumsum([0, *(len(t.x) for t in self.tasks)])
+        offsets = [e - s for e, s in zip(ends[:-1], self.shift, strict=True)]
+        self.to_coefficient = torch.as_tensor(offsets, device=self.device).view(-1, 1, 1)
+        share = np.stack([t.share for t in self.tasks])
+        self.share = torch.as_tensor(share, dtype=self.x.dtype, device=self.device)
+        normaliser = np.stack([t.normaliser for t in self.tasks])
+        self.normaliser = torch.as_tensor(normaliser, dtype=self.x.dtype, device=self.device)
+
+    def _build(self, task: Task) -> None:
+        self.layout = Layout(_shapes(task.layout), channels_last=True)
+        self.local_layout = Layout(_shapes(task.local_layout))
+        self.stats_layout = task.stats_layout
+        self.order = self.layout.order()
+        self.back = torch.argsort(self.order)
+        if self.copies > 1:
+            self.model = stacked(task.model, self.copies)
+        else:
+            self.model = copy.deepcopy(task.model)
+        looped = isinstance(self.model, Looped)
+        self.norms = self.model.norms if isinstance(self.model, Looped) else norm_layers(self.model)
+        if not looped:
+            groups = 1 if self.plan.norm == "synchronous" else self.m
+            for layer in self.norms.values():
+                layer.groups = self.runs * groups
+        self.momentum = momentum(task.model) if self.norms else None
+        self.copy = torch.zeros(self.copies, self.layout.size, dtype=self.x.dtype)
+        self.copy = self.copy.to(self.device)
+        views = self.layout.views(self.copy if self.copies > 1 else self.copy[0])
+        owners = {
+            n.replace("__", ".") if looped else n: p for n, p in self.model.named_parameters()
+        }
+        self.leaves = {}
+        for name, view in views.items():
+            owners[name].data = view
+            self.leaves[name] = owners[name]
+        self.local_leaves: dict[str, Tensor] = {}
+        self.model.train()
+
+    def _load(self, states: list[State]) -> None:
+        self.round = states[0].round
+        if any(s.round != self.round for s in states):
+            raise InputError("runs side by side must have done the same number of rounds")
+        self.t: dict[str, Tensor] = {}
+        for name in states[0].tensors:
+            whole = torch.stack([s.tensors[name] for s in states])
+            if name in ("params", "m", "v", "c", "ck", "error"):
+                whole = whole[..., self.order]
+            self.t[name] = whole.to(self.device)
+        if not self.apart:  # the model's own memory is the state
+            self.copy.copy_(self.t["params"])
+            self.t["params"] = self.copy
+
+    def states(self) -> list[State]:
+        """Copies of where the runs stand."""
+        out = []
+        for r in range(self.runs):
+            tensors = {}
+            for name, whole in self.t.items():
+                one = whole[r].cpu()
+                flat = name in ("params", "m", "v", "c", "ck", "error")
+                tensors[name] = (one[..., self.back] if flat else one).clone()
+            out.append(State(self.round, tensors))
+        return out
+
+    # -- rounds ------------------------------------------------------------------------------
+
+    def advance(self, rounds: int) -> list[Log]:
+        """Run some rounds of all runs; losses are not looked at."""
+        first, who, losses = self.round, [], []
+        size = self.runs * self.m * self.plan.n_steps * self.plan.batch_size
+        ahead = max(1, min(rounds, AHEAD // size)) if rounds else 1
+        while self.round < first + rounds:
+            count = min(ahead, first + rounds - self.round)
+            clients, rows, crops = self._draw(count)
+            who.append(clients)
+            losses.append(self._many(clients, rows, crops))
+            self.round += count
+        steps = self.plan.n_steps
+        shape = (-1, self.runs, self.m, steps)
+        everyone = np.concatenate(who) if who else np.zeros((0, self.runs, self.m), dtype=np.int64)
+        values = torch.cat(losses).double().cpu().numpy() if losses else np.zeros(0)
+        values = values.reshape(shape)
+        return [Log(first, everyone[:, r], values[:, r]) for r in range(self.runs)]
+
+    def _draw(self, count: int) -> tuple[np.ndarray[Any, Any], Tensor, Tensor | None]:
+        """Participants (count, R, m), rows (count, R, m, steps, B) and crops of some rounds."""
+        steps, size = self.plan.n_steps, self.plan.batch_size
+        who = np.empty((count, self.runs, self.m), dtype=np.int64)
+        rows = np.empty((count, self.runs, self.m, steps, size), dtype=np.int64)
+        crop = None
+        if self.plan.augment == "crop-flip":
+            crop = np.empty((*rows.shape, 3), dtype=np.int8)
+        everybody = not isinstance(self.plan.participation, int)
+        drawn: dict[tuple[int, int], int] = {}
+        for r, task in enumerate(self.tasks):
+            twin = drawn.setdefault((id(task.x), task.plan.seed), r)
+            if twin != r and self.plan.importance == "loss":
+                who[:, r] = who[:, twin]
+                rows[:, r] = rows[:, twin] - self.shift[twin] + self.shift[r]
+                if crop is not None:
+                    crop[:, r] = crop[:, twin]
+                continue
+            if everybody:
+                clients = task.participants(0)
+                who[:, r] = clients
+                for j, k in enumerate(clients):
+                    batches = task.rows(int(k)).batches(self.round * steps, count * steps)
+                    rows[:, r, j] = (batches + task.start[k]).reshape(count, steps, size)
+            else:
+                for i in range(count):
+                    who[i, r] = task.participants(self.round + i)
+                    for j, k in enumerate(who[i, r]):
+                        rows[i, r, j] = task.batch_rows(int(k), self.round + i)
+            if crop is not None:
+                for i in range(count):
+                    for j, k in enumerate(who[i, r]):
+                        crop[i, r, j] = task.batch_crops(int(k), self.round + i)
+            rows[:, r] += self.shift[r]
+        on = self.device
+        return (
+            who,
+            torch.as_tensor(rows).to(on),
+            None if crop is None else torch.as_tensor(crop).to(on),
+        )
+
+    def _many(self, who: np.ndarray[Any, Any], rows: Tensor, crops: Tensor | None) -> Tensor:
+        clients = torch.as_tensor(who).to(self.device)
+        if self.device.type != "cuda":
+            return torch.stack(
+                [
+                    self._round(clients[i], rows[i], None if crops is None else crops[i], i)
+                    for i in range(len(rows))
+                ]
+            )
+        if self.plan.compression is not None:  # random rounding is drawn on the host
+            return torch.stack(
+                [
+                    self._round(clients[i], rows[i], None if crops is None else crops[i], i)
+                    for i in range(len(rows))
+                ]
+            )
+        return self._replayed(clients, rows, crops)
+
+    def _replayed(self, clients: Tensor, rows: Tensor, crops: Tensor | None) -> Tensor:
+        """Rounds on a GPU: the first ever are run to warm up, then one is captured."""
+        out = torch.empty(
+            len(rows), self.runs, self.m, self.plan.n_steps, dtype=self.x.dtype, device=self.device
+        )
+        begin = 0
+        if self._graph is None:
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                while begin < min(3, len(rows)):
+                    out[begin] = self._round(
+                        clients[begin], rows[begin], None if crops is None else crops[begin], 0
+                    )
+                    begin += 1
+            torch.cuda.current_stream().wait_stream(stream)
+            if begin == len(rows):
+                return out
+            self._inputs = (
+                clients[begin].clone(),
+                rows[begin].clone(),
+                None if crops is None else crops[begin].clone(),
+            )
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._out = self._round(*self._inputs, 0)
+        for i in range(begin, len(rows)):
+            self._inputs[0].copy_(clients[i])
+            self._inputs[1].copy_(rows[i])
+            if crops is not None and self._inputs[2] is not None:
+                self._inputs[2].copy_(crops[i])
+            self._graph.replay()
+            out[i] = self._out
+        return out
+
+    def _round(self, who: Tensor, rows: Tensor, crop: Tensor | None, ahead: int) -> Tensor:
+        """One round: clients (R, m), rows (R, m, steps, B); losses (R, m, steps)."""
+        if isinstance(self.plan, FedAvg):
+            return self._averaging(who, rows, crop, self.plan, ahead)
+        return self._gradient(who, rows, crop, ahead)
+
+    def _gradient(self, who: Tensor, rows: Tensor, crop: Tensor | None, ahead: int) -> Tensor:
+        local = self._gather_local(who)
+        share = torch.gather(self.share, 1, who) * self.tasks[0].scale
+        if self.apart:
+            self.copy.copy_(self._expanded(self.t["params"]))
+        loss, grad, local_grad = self._differentiate(
+            rows[:, :, 0], crop if crop is None else crop[:, :, 0], None if self.apart else share
+        )
+        if self.apart:
+            sent = self._compressed(grad, who, ahead).view(self.runs, self.m, -1)
+            grad = (share.unsqueeze(2) * sent).sum(1)
+        with torch.no_grad():
+            own = self._memory()
+            self._step(self.plan.rule, self.t["params"], grad.view_as(self.t["params"]), own)
+            if local is not None and local_grad is not None:
+                if self.apart:
+                    local_grad = local_grad * share.reshape(-1, 1)
+                memory = self._gather_memory(who)
+                unscaled = (local_grad / self.tasks[0].scale).view_as(local)
+                step(self.plan.rule, local, unscaled, memory)
+                self._scatter("local", who, local)
+                for name, t in memory.items():
+                    self._scatter(f"local_{name}", who, t)
+            self._track(who, self._old_stats(who))
+        return loss.unsqueeze(2)
+
+    def _averaging(
+        self, who: Tensor, rows: Tensor, crop: Tensor | None, plan: FedAvg, ahead: int
+    ) -> Tensor:
+        start = self._expanded(self.t["params"])
+        self.copy.copy_(start)
+        local = self._gather_local(who)
+        drift = None
+        if plan.scaffold:
+            control = self._gathered("ck", who).view_as(self.copy)
+            drift = self._expanded(self.t["c"]) - control
+        speed: Tensor | None = None
+        local_speed: Tensor | None = None
+        stats = self._old_stats(who)
+        losses = []
+        for s in range(plan.local_steps):
+            loss, grad, local_grad = self._differentiate(
+                rows[:, :, s], crop if crop is None else crop[:, :, s], None
+            )
+            losses.append(loss)
+            with torch.no_grad():
+                if plan.weight_decay:
+                    grad = grad.add(self.copy, alpha=plan.weight_decay)
+                if plan.prox:
+                    grad = grad + plan.prox * (self.copy - start)
+                if drift is not None:
+                    grad = grad + drift
+                if plan.local_momentum:
+                    speed = grad if speed is None else speed * plan.local_momentum + grad
+                    grad = speed
+                self.copy.add_(grad, alpha=-plan.local_lr)
+                if local is not None and local_grad is not None:
+                    local_grad = local_grad.view_as(local) + plan.weight_decay * local
+                    if plan.local_momentum:
+                        local_speed = (
+                            local_grad
+                            if local_speed is None
+                            else local_speed * plan.local_momentum + local_grad
+                        )
+                        local_grad = local_speed
+                    local.sub_(local_grad, alpha=plan.local_lr)
+                stats = self._after_batch(stats)
+        with torch.no_grad():
+            update = self.copy - start
+            part = self.share * self.normaliser
+            if drift is not None:
+                change = -self._expanded(self.t["c"]) - update / (plan.local_steps * plan.local_lr)
+                self._scatter("ck", who, (control + change).view(self.runs, self.m, -1))
+                of_all = torch.gather(part, 1, who) / part.sum(1, keepdim=True).clamp_min(1e-30)
+                self.t["c"] += (of_all.unsqueeze(2) * change.view(self.runs, self.m, -1)).sum(1)
+            if plan.compression is not None:
+                update = self._compressed(update, who, ahead)
+            of_these = torch.gather(part, 1, who)
+            of_these = of_these / of_these.sum(1, keepdim=True).clamp_min(1e-30)
+            mean = (of_these.unsqueeze(2) * update.view(self.runs, self.m, -1)).sum(1)
+            own = self._memory()
+            step(plan.rule, self.t["params"], -mean, own)
+            if local is not None:
+                self._scatter("local", who, local)
+            self._keep_stats(who, stats)
+        return torch.stack(losses, dim=2)
+
+    # -- the pieces of a round ---------------------------------------------------------------
+
+    def _differentiate(
+        self, rows: Tensor, crop: Tensor | None, share: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Losses (R, m) of a batch (R, m, B), and gradients (copies, P), (R · m, L).
+
+        With `share`, the clients' losses are summed with these factors; without, every client's
+        copy of the parameters gets the gradient of its own loss.
+        """
+        flat = rows.reshape(-1)
+        images = self.x[flat] if crop is None else self._cropped(flat, crop)
+        if images.ndim == 4:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with self._precision():
+            scores = self._forward(images)
+        loss = self.tasks[0].loss(scores.to(self.x.dtype), self.y[flat]).view(rows.shape)
+        which = rows + self.to_coefficient if self.runs > 1 else rows
+        loss = (self.coefficient[which] * loss).sum(2) / rows.shape[2]
+        total = loss.sum() if share is None else (loss * share).sum()
+        wanted = [*self.leaves.values(), *self.local_leaves.values()]
+        grads = torch.autograd.grad(total, wanted)
+        count = len(self.leaves)
+        grad = self.layout.flatten(dict(zip(self.leaves, grads[:count], strict=True)))
+        local = None
+        if self.local_leaves:
+            named = dict(zip(self.local_leaves, grads[count:], strict=True))
+            local = self.local_layout.flatten(named)
+        return loss.detach(), grad, local
+
+    def _cropped(self, flat: Tensor, crop: Tensor) -> Tensor:
+        return take_cropped(self.x, flat, crop.reshape(-1, 3))
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        if self.amp:
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                yield
+        else:
+            yield
+
+    def _expanded(self, t: Tensor) -> Tensor:
+        """A copy of (R, P) for every client, (R · m, P)."""
+        return t.unsqueeze(1).expand(-1, self.m, -1).reshape(self.runs * self.m, -1)
+
+    def _gathered(self, name: str, who: Tensor) -> Tensor:
+        """Rows of the clients, (R, m, …), of a tensor (R, K, …)."""
+        whole = self.t[name]
+        index = who.view(*who.shape, *[1] * (whole.ndim - 2)).expand(-1, -1, *whole.shape[2:])
+        return torch.gather(whole, 1, index)
+
+    def _scatter(self, name: str, who: Tensor, rows: Tensor) -> None:
+        whole = self.t[name]
+        index = who.view(*who.shape, *[1] * (whole.ndim - 2)).expand(-1, -1, *whole.shape[2:])
+        whole.scatter_(1, index, rows)
+
+    def _gather_local(self, who: Tensor) -> Tensor | None:
+        """Local scales of the clients (R, m, L), bound to the model's layers as leaves."""
+        if not self.local_layout.size:
+            return None
+        local = self._gathered("local", who)
+        flat = local.view(self.runs * self.m, -1)
+        self.local_leaves = {}
+        for name, view in self.local_layout.views(flat).items():
+            leaf = view.detach().requires_grad_()  # shares memory: in-place steps reach it
+            self.local_leaves[name] = leaf
+            layer, _, last = name.rpartition(".")
+            target = self.norms[layer]
+            if isinstance(self.model, Looped):
+                self.model.bind_local(name, leaf)
+            else:
+                target._parameters.pop(last, None)
+                setattr(target, last, leaf)
+        return local
+
+    def _memory(self) -> dict[str, Tensor]:
+        """What the server's rule remembers."""
+        return {n: t for n, t in self.t.items() if n in ("m", "v", "t")}
+
+    def _gather_memory(self, who: Tensor) -> dict[str, Tensor]:
+        return {
+            n.removeprefix("local_"): self._gathered(n, who)
+            for n in self.t
+            if n.startswith("local_")
+        }
+
+    def _compressed(self, vectors: Tensor, who: Tensor, ahead: int) -> Tensor:
+        """What the server reads of vectors (R · m, P), error feedback included."""
+        scheme = self.plan.compression
+        if scheme is None:
+            return vectors
+        out = torch.empty_like(vectors)
+        back, order = self.back.to(self.device), self.order.to(self.device)
+        for r, task in enumerate(self.tasks):
+            for j in range(self.m):
+                k, i = int(who[r, j]), r * self.m + j
+                error = self.t["error"][r, k] if "error" in self.t else None
+                sent, left = compress(
+                    scheme,
+                    vectors[i][back],
+                    None if error is None else error[back],
+                    seed=task.plan.seed,
+                    client=task.names[k],
+                    number=self.round + ahead,
+                )
+                out[i] = sent[order]
+                if error is not None and left is not None:
+                    error.copy_(left[order])
+        return out
+
+    def _old_stats(self, who: Tensor) -> Tensor | None:
+        """Running statistics the clients start from, (R, m, 2, S), or (R, 1, 2, S) where shared."""
+        if not self.norms:
+            return None
+        if self.plan.norm == "local":
+            return self._gathered("stats", who)
+        return self.t["stats"].unsqueeze(1)
+
+    def _seen(self) -> Tensor:
+        """Moments of the last pass, (R, m, 2, S), or (R, 1, 2, S) where synchronous."""
+        means = self.stats_layout.flatten({n: m.seen_mean for n, m in self.norms.items()})
+        variances = self.stats_layout.flatten({n: m.seen_var for n, m in self.norms.items()})
+        both = torch.stack([means, variances], dim=1).to(self.x.dtype)
+        return both.view(self.runs, -1, 2, self.stats_layout.size)
+
+    def _after_batch(self, old: Tensor | None) -> Tensor | None:
+        if old is None or self.momentum is None:
+            return None
+        seen = self._seen()
+        new = mixed(old[:, :, 0], old[:, :, 1], seen[:, :, 0], seen[:, :, 1], self.momentum)
+        return torch.stack(new, dim=2)
+
+    def _track(self, who: Tensor, old: Tensor | None) -> None:
+        self._keep_stats(who, self._after_batch(old))
+
+    def _keep_stats(self, who: Tensor, stats: Tensor | None) -> None:
+        if stats is None:
+            return
+        if self.plan.norm == "local":
+            self._scatter("stats", who, stats)
+        elif self.plan.norm == "synchronous":
+            self.t["stats"].copy_(stats[:, 0])
+        else:
+            share = torch.gather(self.share, 1, who)
+            total = share.sum(1, keepdim=True)
+            share = torch.where(total > 0, share / total.clamp_min(1e-30), 1 / self.m)
+            for r in range(self.runs):
+                both = pooled(stats[r, :, 0], stats[r, :, 1], share[r])
+                self.t["stats"][r].copy_(torch.stack(both))
+
+
+class Fused(Engine):
+    """Runs a plan with all clients in one tensor program.
+
+    Parameters
+    ----------
+    task : Task
+    state : State, optional
+    amp, compile : bool
+        See `Runs`.
+    """
+
+    def __init__(
+        self, task: Task, state: State | None = None, *, amp: bool = False, compile: bool = False
+    ) -> None:
+        self._options = {"amp": amp, "compile": compile}
+        super().__init__(task, state)
+
+    def _load(self, state: State) -> None:
+        self._runs = Runs([self.task], [state], **self._options)
+
+    def _advance(self, rounds: int) -> Log:
+        return self._runs.advance(rounds)[0]
+
+    @property
+    def state(self) -> State:
+        """A copy of where the run stands."""
+        return self._runs.states()[0]
+
+
+def _same(a: Task, b: Task) -> None:
+    """Refuse runs that cannot share a program."""
+    keep = ("seed", "client_weights")
+    one, two = (
+        {f.name: getattr(t.plan, f.name) for f in dataclasses.fields(t.plan) if f.name not in keep}
+        for t in (a, b)
+    )
+    if type(a.plan) is not type(b.plan) or one != two:
+        raise InputError(
+            f"runs side by side need the same plan but for seed and client_weights; got {a.plan} "
+            f"and {b.plan}"
+        )
+    if len(a.names) != len(b.names) or a.layout.shapes != b.layout.shapes:
+        raise InputError("runs side by side need as many clients and the same model")
+
+
+def _shapes(layout: Layout) -> dict[str, Tensor]:
+    return {n: torch.empty(s, device="meta") for n, s in layout.shapes.items()}

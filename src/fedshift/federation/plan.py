@@ -1,0 +1,287 @@
+"""What exactly runs: a plan is a value, and every engine runs the same plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from fedshift.core.params import one_of, positive, whole
+from fedshift.errors import InputError
+from fedshift.learn.norm import POLICIES, NormPolicy
+
+ServerRule = Literal["sgd", "adam", "adamw", "yogi"]
+Importance = Literal["loss", "sampling"]
+Augment = Literal["none", "crop-flip"]
+Normalise = Literal["none", "self"]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How the server turns a gradient (or the mean step of the clients) into its own step.
+
+    Attributes
+    ----------
+    rule : {"sgd", "adam", "adamw", "yogi"}
+    lr : float
+    momentum : float
+        Of "sgd".
+    betas : (float, float)
+        Of the adaptive rules.
+    eps : float
+    weight_decay : float
+        Added to the gradient; with "adamw" the parameters shrink instead.
+    """
+
+    rule: ServerRule = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of(self, "rule", ("sgd", "adam", "adamw", "yogi"))
+        positive(self, "lr")
+        positive(self, "eps")
+        object.__setattr__(self, "betas", tuple(self.betas))
+        for name, value in (
+            ("momentum", self.momentum),
+            *(("betas", b) for b in self.betas),
+        ):
+            if not 0 <= value < 1:
+                raise InputError(f"Optimizer: {name} must be in [0, 1); got {value!r}")
+        if len(self.betas) != 2:
+            raise InputError(f"Optimizer: betas must be two numbers; got {self.betas!r}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InputError(f"Optimizer: weight_decay must be ≥ 0; got {self.weight_decay!r}")
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Send the largest share of every gradient; what is left is added to the next (error feedback).
+
+    Attributes
+    ----------
+    share : float
+        Of the numbers, in (0, 1].
+    """
+
+    share: float = 0.01
+    kind: ClassVar[str] = "top-k"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(f"TopK: share must be in (0, 1]; got {self.share!r}")
+
+
+@dataclass(frozen=True)
+class QSGD:
+    """Send every number rounded at random to one of `levels` steps of the gradient's length.
+
+    Unbiased (Alistarh et al. 2017).
+    """
+
+    levels: int = 16
+    kind: ClassVar[str] = "qsgd"
+
+    def __post_init__(self) -> None:
+        whole(self, "levels")
+
+
+Compression = TopK | QSGD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What both kinds of plan share.
+
+    Attributes
+    ----------
+    batch_size : int
+        Rows of a client in one step.
+    participation : None, int or tuple of names
+        Everybody; so many clients drawn at random each round; always these clients.
+    client_weights : mapping of name to λ_k ≥ 0, optional
+        The objective is Σ_k λ_k F_k; 1 for clients not named.
+    norm : {"averaged", "local", "synchronous", "group"}
+        What happens to BatchNorm layers (`fedshift.learn.norm`).
+    importance : {"loss", "sampling"}
+        Multiply losses by the weights, or draw rows with probability ∝ weight.
+    augment : {"none", "crop-flip"}
+        Random crop after padding by an eighth of the width, and a horizontal flip.
+    compression : TopK or QSGD, optional
+        Of what clients send.
+    seed : int
+    """
+
+    batch_size: int = 64
+    participation: int | tuple[str, ...] | None = None
+    client_weights: Mapping[str, float] | None = None
+    norm: NormPolicy = "averaged"
+    importance: Importance = "loss"
+    augment: Augment = "none"
+    compression: Compression | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole(self, "batch_size")
+        whole(self, "seed", least=0)
+        one_of(self, "norm", POLICIES)
+        one_of(self, "importance", ("loss", "sampling"))
+        one_of(self, "augment", ("none", "crop-flip"))
+        if isinstance(self.participation, list):
+            object.__setattr__(self, "participation", tuple(self.participation))
+        elif self.participation is not None and not isinstance(self.participation, tuple):
+            whole(self, "participation")
+        if self.norm == "synchronous" and self.compression is not None:
+            raise InputError(
+                "with synchronous BatchNorm no client has a gradient of its own to compress; take "
+                "norm='averaged' or compression=None"
+            )
+        for name, value in (self.client_weights or {}).items():
+            if not 0 <= value < math.inf:
+                raise InputError(
+                    f"client_weights must be numbers ≥ 0; got {value!r} for client {name!r}"
+                )
+
+    @property
+    def n_rounds(self) -> int:
+        """How often the server steps."""
+        raise NotImplementedError
+
+    @property
+    def n_steps(self) -> int:
+        """Batches of a client in one round."""
+        raise NotImplementedError
+
+    @property
+    def rule(self) -> Optimizer:
+        """The server's rule."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        changed = (
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        )
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FedSGD(Plan):
+    r"""One weighted gradient from every client, one step of the server, every iteration.
+
+    .. math:: g = Σ_k λ_k \frac1B Σ_i w_i ∇ℓ_i
+
+    This is what the paper trains with. With m of K clients drawn at random, g is multiplied by
+    K / m, so that it still points along the gradient of the sum over all clients.
+
+    Attributes
+    ----------
+    iterations : int
+    lr, optimizer, momentum, betas, eps, weight_decay
+        The server's rule (`Optimizer`).
+    """
+
+    iterations: int = 1000
+    lr: float = 1e-3
+    optimizer: ServerRule = "adam"
+    momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(self, "iterations", least=0)
+        _ = self.rule  # checks
+
+    @property
+    def n_rounds(self) -> int:
+        """Iterations."""
+        return self.iterations
+
+    @property
+    def n_steps(self) -> int:
+        """One batch a round."""
+        return 1
+
+    @property
+    def rule(self) -> Optimizer:
+        """The server's rule."""
+        return Optimizer(
+            self.optimizer, self.lr, self.momentum, self.betas, self.eps, self.weight_decay
+        )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FedAvg(Plan):
+    r"""Several local steps, then the mean of the clients' parameters.
+
+    Client k minimises F_k / N_k + (prox / 2) ‖θ − θ_global‖² by SGD, and its step counts with
+    λ_k N_k in the mean: whatever divides the local loss is the aggregation weight. N_k is 1
+    (``normalise="none"``) or the mean weight of the client's rows (``"self"``), which keeps local
+    steps of one size whatever the scale of the ratios.
+
+    Attributes
+    ----------
+    rounds : int
+    local_steps : int
+    local_lr, local_momentum, weight_decay : float
+        Of the clients' SGD.
+    prox : float
+        FedProx.
+    scaffold : bool
+        Control variates against client drift (SCAFFOLD, option II).
+    normalise : {"self", "none"}
+    server : Optimizer
+        Applied to the mean step; plain averaging by default.
+    """
+
+    rounds: int = 100
+    local_steps: int = 10
+    local_lr: float = 0.05
+    local_momentum: float = 0.0
+    weight_decay: float = 0.0
+    prox: float = 0.0
+    scaffold: bool = False
+    normalise: Normalise = "self"
+    server: Optimizer = Optimizer("sgd", 1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(self, "rounds", least=0)
+        whole(self, "local_steps")
+        positive(self, "local_lr")
+        one_of(self, "normalise", ("none", "self"))
+        for name in ("prox", "weight_decay", "local_momentum"):
+            value: Any = getattr(self, name)
+            if not 0 <= value < (1 if name == "local_momentum" else math.inf):
+                raise InputError(f"FedAvg: {name} must be ≥ 0; got {value!r}")
+        if self.norm == "synchronous":
+            raise InputError(
+                "FedAvg cannot have synchronous BatchNorm: clients do not meet between local "
+                "steps; take norm='averaged', 'local' or 'group'"
+            )
+        if self.scaffold and self.local_momentum:
+            raise InputError(
+                "SCAFFOLD's control variates assume plain local SGD; set local_momentum=0"
+            )
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds."""
+        return self.rounds
+
+    @property
+    def n_steps(self) -> int:
+        """Local steps."""
+        return self.local_steps
+
+    @property
+    def rule(self) -> Optimizer:
+        """The server's rule."""
+        return self.server

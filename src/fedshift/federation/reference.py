@@ -1,0 +1,124 @@
+"""Client after client, in obvious code: what every other engine has to agree with."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.federation.client import Broadcast, Client, Memory, Reply, momentum
+from fedshift.federation.engine import Engine, Log
+from fedshift.federation.optimise import step
+from fedshift.federation.plan import FedAvg
+from fedshift.federation.task import Batch, State
+from fedshift.learn.norm import mixed, pooled
+
+#: entries of a state with a row for every client
+BY_CLIENT = ("local", "local_m", "local_v", "local_t", "ck", "error")
+
+
+class Reference(Engine):
+    """Runs a plan one client at a time."""
+
+    def _load(self, state: State) -> None:
+        device = self.task.x.device
+        self._state = State(state.round, {n: t.to(device) for n, t in state.tensors.items()})
+
+    @property
+    def state(self) -> State:
+        """A copy of where the run stands."""
+        return State(
+            self._state.round, {n: t.cpu().clone() for n, t in self._state.tensors.items()}
+        )
+
+    def _advance(self, rounds: int) -> Log:
+        first, clients, losses = self._state.round, [], []
+        for number in range(first, first + rounds):
+            who = self.task.participants(number)
+            clients.append(who)
+            losses.append(self._round(number, [int(k) for k in who]))
+        m, steps = self.task.n_participants, self.task.plan.n_steps
+        return Log(first, np.array(clients).reshape(-1, m), np.array(losses).reshape(-1, m, steps))
+
+    def _round(self, number: int, who: list[int]) -> list[list[float]]:
+        plan, t = self.task.plan, self._state.tensors
+        told = Broadcast(t["params"], None if plan.norm == "local" else t.get("stats"), t.get("c"))
+        if plan.norm == "synchronous" and self.task.stats_layout.size:
+            replies = [self._together(number, who, told)]
+        else:
+            replies = [self._client(k).reply(number, told) for k in who]
+        self._aggregate(who, replies)
+        self._state.round = number + 1
+        return [r.losses for r in replies] if len(replies) == len(who) else self._split
+
+    def _client(self, k: int) -> Client:
+        """A client with views of its own rows of the state."""
+        t = self._state.tensors
+        names = [*BY_CLIENT, *(["stats"] if self.task.plan.norm == "local" else [])]
+        return Client(self.task, k, Memory({n: t[n][k] for n in names if n in t}))
+
+    def _aggregate(self, who: list[int], replies: list[Reply]) -> None:
+        task, plan, t = self.task, self.task.plan, self._state.tensors
+        like = t["params"]
+        if len(replies) != len(who):  # one reply for all, already summed
+            update = replies[0].update
+        elif isinstance(plan, FedAvg):
+            part = task.share[who] * task.normaliser[who]
+            part = part / max(part.sum(), 1e-300)
+            update = -sum_of(part, [r.update for r in replies])
+        else:
+            update = sum_of(task.share[who] * task.scale, [r.update for r in replies])
+        step(plan.rule, like, update, {n: t[n] for n in ("m", "v", "t") if n in t})
+        if replies[0].stats is not None:
+            shares = stat_shares(task.share[who] if len(replies) == len(who) else np.ones(1))
+            stats = torch.stack([r.stats for r in replies if r.stats is not None])
+            t["stats"] = torch.stack(pooled(stats[:, 0], stats[:, 1], shares.to(stats)))
+        if replies[0].control is not None:
+            part = task.share * task.normaliser
+            part = part[who] / max(part.sum(), 1e-300)
+            t["c"] += sum_of(part, [r.control for r in replies if r.control is not None])
+
+    def _together(self, number: int, who: list[int], told: Broadcast) -> Reply:
+        """All clients' batches in one pass, as if they exchanged moments at every layer."""
+        task = self.task
+        batches = [task.batches(k, number)[0] for k in who]
+        factors = task.share[who] * task.scale * len(who)  # the loss divides by all rows
+        joint = Batch(
+            torch.cat([b.x for b in batches]),
+            torch.cat([b.y for b in batches]),
+            torch.cat([b.coefficient * f for b, f in zip(batches, factors, strict=True)]),
+        )
+        client = self._client(who[0])
+        _, grad, _, seen = client.differentiate(joint, told.params, None)
+        assert seen is not None
+        assert told.stats is not None
+        stats = torch.stack(
+            mixed(told.stats[0], told.stats[1], seen[0], seen[1], momentum(task.model))
+        )
+        self._split = self._losses(batches, joint, told.params)
+        return Reply(grad, stats, None, [])
+
+    def _losses(self, batches: list[Batch], joint: Batch, params: Tensor) -> list[list[float]]:
+        task = self.task
+        with torch.no_grad():
+            scores = torch.func.functional_call(
+                task.model, task.layout.views(params), (joint.x,)
+            ).split([len(b.y) for b in batches])
+        return [
+            [float((b.coefficient * task.loss(s, b.y)).mean())]
+            for s, b in zip(scores, batches, strict=True)
+        ]
+
+
+def sum_of(factors: np.ndarray[tuple[int], np.dtype[np.float64]], parts: list[Tensor]) -> Tensor:
+    """Σ factor · part."""
+    out = torch.zeros_like(parts[0])
+    for factor, part in zip(factors, parts, strict=True):
+        out += float(factor) * part
+    return out
+
+
+def stat_shares(share: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Tensor:
+    """How much each client's statistics count: λ_k, or all the same where every λ_k is 0."""
+    total = share.sum()
+    return torch.as_tensor(share / total if total > 0 else np.full(len(share), 1 / len(share)))

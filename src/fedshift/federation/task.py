@@ -1,0 +1,349 @@
+"""What is trained: data with weights, a model, a loss and a plan, ready for any engine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.core.params import nearest
+from fedshift.core.samples import Float64Array
+from fedshift.data.federation import Federation
+from fedshift.errors import InputError
+from fedshift.federation import draw
+from fedshift.federation.compress import sent_bytes
+from fedshift.federation.layout import Layout
+from fedshift.federation.optimise import memory
+from fedshift.federation.plan import FedAvg, Plan, TopK
+from fedshift.learn.augment import crops, take_cropped
+from fedshift.learn.norm import convert, norm_layers, restore
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
+    """Loss of every row, (n,)."""
+    return F.cross_entropy(scores, y, reduction="none")
+
+
+def squared(scores: Tensor, y: Tensor) -> Tensor:
+    """Half the squared error of every row, (n,)."""
+    return (scores.reshape(len(y)) - y).square() / 2
+
+
+LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "squared": squared}
+
+
+@dataclass
+class State:
+    """Where a run stands: everything needed to go on, by name, in plain layout on the CPU.
+
+    Attributes
+    ----------
+    round : int
+        Rounds done.
+    tensors : dict
+        "params" (P,) shared parameters; "stats" (2, S) running means and variances, or
+        (K, 2, S) where they stay local; "local" (K, L) local scales; "m", "v", "t" and
+        "local_m", … what optimisers remember; "c" (P,), "ck" (K, P) control variates;
+        "error" (K, P) error feedback.
+    """
+
+    round: int
+    tensors: dict[str, Tensor]
+
+    def copy(self) -> State:
+        """A state of its own."""
+        return State(self.round, {k: v.clone() for k, v in self.tensors.items()})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one client for one step."""
+
+    x: Tensor
+    y: Tensor
+    coefficient: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """All clients' training rows in one tensor, and what to do with them.
+
+    Attributes
+    ----------
+    names : tuple of str
+    x, y, weight : Tensor (N, …), (N,), (N,)
+        Rows of all clients, client after client.
+    start : int array (K + 1,)
+        Where each client's rows begin.
+    model : Module
+        With its starting parameters; BatchNorm layers follow the plan's policy.
+    plan : Plan
+    loss : callable
+        Scores and labels to a loss for every row.
+    """
+
+    names: tuple[str, ...]
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    start: npt.NDArray[np.int64]
+    model: nn.Module
+    plan: Plan
+    loss: Loss = cross_entropy
+    _rows: dict[int, draw.Rows] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        federation: Federation,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        loss: str | Loss = "cross-entropy",
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> Task:
+        """A task from a federation and a weight for every training row.
+
+        Parameters
+        ----------
+        weights : mapping of client to (n,), optional
+            All 1 if left out (ERM).
+        loss : {"cross-entropy", "squared"} or callable
+        """
+        parts = []
+        for c in federation:
+            w = np.ones(len(c.x)) if weights is None else np.asarray(weights[c.name], dtype=float)
+            if w.shape != (len(c.x),) or not np.isfinite(w).all() or (w < 0).any():
+                raise InputError(
+                    f"client {c.name!r}: weights must be {len(c.x)} finite numbers ≥ 0; got shape "
+                    f"{w.shape}{'' if np.isfinite(w).all() else ' with NaN or inf'}; make them "
+                    "with fedshift.Weighting"
+                )
+            parts.append(w)
+        if isinstance(loss, str):
+            if loss not in LOSSES:
+                raise InputError(f"loss must be {nearest(loss, LOSSES)}")
+            loss = LOSSES[loss]
+        sizes = [len(c.x) for c in federation]
+        y = torch.as_tensor(np.concatenate([c.y for c in federation]))
+        return cls(
+            tuple(c.name for c in federation),
+            torch.cat([torch.as_tensor(c.x, dtype=dtype) for c in federation]).to(device),
+            (y.to(dtype) if y.is_floating_point() else y.long()).to(device),
+            torch.as_tensor(np.concatenate(parts), dtype=dtype).to(device),
+            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            convert(model, plan.norm).to(device=device, dtype=dtype),
+            plan,
+            loss,
+        )
+
+    def __post_init__(self) -> None:
+        for name in (self.plan.client_weights or {}).keys() | set(self._fixed):
+            if name not in self.names:
+                raise InputError(f"the plan names a client; it must be {nearest(name, self.names)}")
+        if isinstance(self.plan.participation, int) and self.plan.participation > len(self.names):
+            raise InputError(
+                f"participation must be at most the number of clients, {len(self.names)}; got "
+                f"{self.plan.participation}"
+            )
+
+    @property
+    def _fixed(self) -> Sequence[str]:
+        p = self.plan.participation
+        return p if isinstance(p, tuple) else ()
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of the shared parameters."""
+        local = set(self.local_layout.shapes)
+        return Layout({n: p for n, p in self.model.named_parameters() if n not in local})
+
+    @cached_property
+    def local_layout(self) -> Layout:
+        """Of parameters that stay with their client: BatchNorm's scales under "local"."""
+        if self.plan.norm != "local":
+            return Layout({})
+        prefixes = tuple(f"{name}." for name in norm_layers(self.model))
+        return Layout({n: p for n, p in self.model.named_parameters() if n.startswith(prefixes)})
+
+    @cached_property
+    def stats_layout(self) -> Layout:
+        """Of running means (and, in the same order, variances)."""
+        return Layout({n: m.running_mean for n, m in norm_layers(self.model).items()})
+
+    @cached_property
+    def share(self) -> Float64Array:
+        """λ_k, (K,)."""
+        given = self.plan.client_weights or {}
+        return np.array([given.get(name, 1.0) for name in self.names])
+
+    @cached_property
+    def mean_weight(self) -> Float64Array:
+        """Mean weight of every client's rows, (K,)."""
+        w = self.weight.double().cpu().numpy()
+        return np.asarray(np.add.reduceat(w, self.start[:-1]) / np.diff(self.start))
+
+    @cached_property
+    def normaliser(self) -> Float64Array:
+        """What divides the local loss and multiplies the client's part in the mean, (K,)."""
+        if isinstance(self.plan, FedAvg) and self.plan.normalise == "self":
+            return self.mean_weight
+        return np.ones(len(self.names))
+
+    @cached_property
+    def _lottery(self) -> draw.Lottery:
+        p = self.plan.participation
+        return draw.Lottery(self.plan.seed, self.names, p if isinstance(p, int) else 0)
+
+    @property
+    def n_participants(self) -> int:
+        """Clients in a round."""
+        p = self.plan.participation
+        return p if isinstance(p, int) else len(self._fixed) or len(self.names)
+
+    def participants(self, number: int) -> npt.NDArray[np.int64]:
+        """Positions of the clients of a round."""
+        if isinstance(self.plan.participation, int):
+            return self._lottery.draw(number)
+        if self._fixed:
+            return np.sort(np.array([self.names.index(n) for n in self._fixed]))
+        return np.arange(len(self.names))
+
+    @property
+    def scale(self) -> float:
+        """K / m where m of K clients are drawn at random: the sum over all, estimated."""
+        if isinstance(self.plan.participation, int):
+            return len(self.names) / self.plan.participation
+        return 1.0
+
+    def rows(self, client: int) -> draw.Rows:
+        """The stream of a client's batches."""
+        if client not in self._rows:
+            n = int(self.start[client + 1] - self.start[client])
+            sampled = self.plan.importance == "sampling" and self.mean_weight[client] > 0
+            own = slice(int(self.start[client]), int(self.start[client + 1]))
+            weight = self.weight[own].double().cpu().numpy() if sampled else None
+            self._rows[client] = draw.Rows(
+                self.plan.seed, self.names[client], n, self.plan.batch_size, weight
+            )
+        return self._rows[client]
+
+    def batch_rows(self, client: int, number: int) -> npt.NDArray[np.int64]:
+        """Rows (of all) that make up a client's batches of a round, (steps, B)."""
+        steps = self.plan.n_steps
+        return np.asarray(self.start[client] + self.rows(client).batches(number * steps, steps))
+
+    def batch_crops(self, client: int, number: int) -> npt.NDArray[np.int8]:
+        """Crops of these rows, (steps, B, 3)."""
+        steps, size = self.plan.n_steps, self.plan.batch_size
+        name = draw.key(self.plan.seed, "crop", self.names[client])
+        at = number * steps * size + np.arange(steps * size).reshape(steps, size)
+        return crops(draw.words(name, at), self.x.shape[-1])
+
+    @cached_property
+    def coefficient(self) -> Tensor:
+        """What multiplies the loss of every row in F_k / N_k, (N,)."""
+        divisor = np.where(self.normaliser > 0, self.normaliser, 1.0)
+        each = self.mean_weight if self.plan.importance == "sampling" else np.ones(len(self.names))
+        factor = torch.as_tensor(np.repeat(each / divisor, np.diff(self.start)))
+        factor = factor.to(self.weight)
+        return factor if self.plan.importance == "sampling" else factor * self.weight
+
+    def take(self, rows: Tensor, crop: Tensor | None) -> Tensor:
+        """Inputs of rows, cropped if the plan says so."""
+        return self.x[rows] if crop is None else take_cropped(self.x, rows, crop)
+
+    def batches(self, client: int, number: int) -> list[Batch]:
+        """A client's batches of a round, one a step."""
+        rows = torch.as_tensor(self.batch_rows(client, number), device=self.x.device)
+        crop = None
+        if self.plan.augment == "crop-flip":
+            crop = torch.as_tensor(self.batch_crops(client, number), device=self.x.device)
+        return [
+            Batch(self.take(r, None if crop is None else crop[s]), self.y[r], self.coefficient[r])
+            for s, r in enumerate(rows)
+        ]
+
+    def begin(self) -> State:
+        """The state before the first round."""
+        plan, k = self.plan, len(self.names)
+        named = {n: p.detach().cpu() for n, p in self.model.named_parameters()}
+        params = self.layout.flatten(named).clone()
+        out = {"params": params, **memory(plan.rule, params)}
+        norms = norm_layers(self.model)
+        if norms:
+            stats = torch.stack(
+                [
+                    self.stats_layout.flatten({n: m.running_mean.cpu() for n, m in norms.items()}),
+                    self.stats_layout.flatten({n: m.running_var.cpu() for n, m in norms.items()}),
+                ]
+            )
+            out["stats"] = stats.expand(k, *stats.shape).clone() if plan.norm == "local" else stats
+        if self.local_layout.size:
+            local = self.local_layout.flatten(named).expand(k, -1).clone()
+            out["local"] = local
+            if not isinstance(plan, FedAvg):
+                out |= {f"local_{n}": t for n, t in memory(plan.rule, local).items()}
+        if isinstance(plan, FedAvg) and plan.scaffold:
+            out |= {"c": torch.zeros_like(params), "ck": params.new_zeros(k, len(params))}
+        if isinstance(plan.compression, TopK):
+            out["error"] = params.new_zeros(k, len(params))
+        return State(0, out)
+
+    def bytes_down(self) -> int:
+        """Bytes a client reads in a round."""
+        count = self.layout.size + (0 if self.plan.norm == "local" else 2 * self.stats_layout.size)
+        if isinstance(self.plan, FedAvg) and self.plan.scaffold:
+            count += self.layout.size
+        return count * self.x.element_size()
+
+    def bytes_up(self) -> int:
+        """Bytes a client sends in a round."""
+        size = self.x.element_size()
+        out = sent_bytes(self.plan.compression, self.layout.size, size)
+        if self.plan.norm != "local":
+            out += 2 * self.stats_layout.size * size
+        if isinstance(self.plan, FedAvg) and self.plan.scaffold:
+            out += self.layout.size * size
+        return out
+
+    def module(self, state: State, client: str | None = None, *, plain: bool = True) -> nn.Module:
+        """The model of a state, in evaluation mode, on the CPU.
+
+        Parameters
+        ----------
+        client : str, optional
+            Whose; matters where BatchNorm is local. None: local parts are averaged.
+        plain : bool
+            With ordinary BatchNorm layers.
+        """
+        model = copy.deepcopy(self.model).cpu()
+        t = state.tensors
+        named = self.layout.views(t["params"])
+        k = None if client is None else self.names.index(client)
+        if "local" in t:
+            named |= self.local_layout.views(t["local"].mean(0) if k is None else t["local"][k])
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(named[name])
+            if "stats" in t:
+                stats = t["stats"]
+                if stats.ndim == 3:
+                    stats = stats.mean(0) if k is None else stats[k]
+                means, variances = (self.stats_layout.views(s) for s in stats)
+                for name, layer in norm_layers(model).items():
+                    layer.running_mean.copy_(means[name])
+                    layer.running_var.copy_(variances[name])
+        return (restore(model) if plain else model).eval()

@@ -1,0 +1,1 @@
+"""Models, normalisation and augmentation, grouped layers, evaluation."""

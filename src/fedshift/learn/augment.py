@@ -1,0 +1,54 @@
+"""Random crop and flip, drawn by the caller and done where the images lie."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError
+
+
+def crops(random: npt.NDArray[np.uint64], width: int) -> npt.NDArray[np.int8]:
+    """Vertical and horizontal shift and whether to flip, (…, 3), from random words (…).
+
+    Shifts are uniform on −p … p with p an eighth of the width, the usual 4 of 32.
+    """
+    p = width // 8
+    span = np.uint64(2 * p + 1)
+    down = (random & np.uint64(0xFFFFF)) % span
+    right = ((random >> np.uint64(20)) & np.uint64(0xFFFFF)) % span
+    flip = (random >> np.uint64(40)) & np.uint64(1)
+    out = np.stack([down.astype(np.int8) - p, right.astype(np.int8) - p, flip], axis=-1)
+    return np.asarray(out, dtype=np.int8)
+
+
+def take_cropped(images: Tensor, rows: Tensor, crop: Tensor) -> Tensor:
+    """Images of `rows`, shifted (zeros come in at the border) and flipped; memory channels-last.
+
+    Parameters
+    ----------
+    images : Tensor (N, C, H, W)
+    rows : Tensor (n,)
+    crop : Tensor (n, 3)
+        As `crops` gives them.
+    """
+    if images.ndim != 4:
+        raise InputError(
+            f"crop-flip needs images (n, C, H, W); got rows of shape {tuple(images.shape[1:])}; "
+            "set augment='none'"
+        )
+    h, w = images.shape[2:]
+    crop = crop.long()
+    down = torch.arange(h, device=images.device) + crop[:, 0:1]
+    right = torch.arange(w, device=images.device)
+    right = torch.where(crop[:, 2:3] > 0, w - 1 - right, right) + crop[:, 1:2]
+    inside = ((down >= 0) & (down < h)).unsqueeze(2) & ((right >= 0) & (right < w)).unsqueeze(1)
+    out = images[
+        rows[:, None, None],
+        :,
+        down.clamp(0, h - 1).unsqueeze(2),
+        right.clamp(0, w - 1).unsqueeze(1),
+    ]
+    return (out * inside.unsqueeze(3)).movedim(3, 1)

@@ -1,0 +1,188 @@
+"""Several copies of a model in one tensor program.
+
+Rows arrive group after group, (groups · B, …), and every layer with parameters uses its group's
+own: weights are stacked along a first axis. Layers are exchanged by type; a model with parameters
+elsewhere is run group by group instead, which is slower and the same.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.learn.norm import ClientNorm, norm_layers
+
+
+class GroupedLinear(nn.Module):
+    """A linear layer with weights (groups, out, in)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+        _stack(self, layer, groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(self.groups, -1, x.shape[-1])
+        weight = self.weight.transpose(1, 2)
+        if self.bias is None:
+            out = torch.bmm(rows, weight)
+        else:
+            out = torch.baddbmm(self.bias.unsqueeze(1), rows, weight)
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+class GroupedConv2d(nn.Module):
+    """A convolution with weights (groups, out, in, height, width)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Conv2d, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+        _stack(self, layer, groups)
+        self.settings: dict[str, Any] = {
+            "stride": layer.stride,
+            "padding": layer.padding,
+            "dilation": layer.dilation,
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return self._unfolded(x)
+        biases = [None] * self.groups if self.bias is None else self.bias.unbind()
+        return torch.cat(
+            [
+                F.conv2d(part, weight, bias, **self.settings)
+                for part, weight, bias in zip(
+                    x.chunk(self.groups), self.weight.unbind(), biases, strict=True
+                )
+            ]
+        )
+
+    def _unfolded(self, x: Tensor) -> Tensor:
+        """Patches times weights as one batched product; grouped kernels are slow on a GPU."""
+        g, o, i, kh, kw = self.weight.shape
+        (ph, pw), (sh, sw) = self.settings["padding"], self.settings["stride"]
+        x = F.pad(x, (pw, pw, ph, ph)) if ph or pw else x
+        patches = x.unfold(2, kh, sh).unfold(3, kw, sw)  # (g·B, i, H, W, kh, kw)
+        n, _, h, w = patches.shape[:4]
+        rows = patches.permute(0, 2, 3, 1, 4, 5).reshape(g, n // g * h * w, i * kh * kw)
+        weight = self.weight.reshape(g, o, -1).transpose(1, 2)
+        if self.bias is None:
+            out = torch.bmm(rows, weight)
+        else:
+            out = torch.baddbmm(self.bias.unsqueeze(1), rows, weight)
+        return out.reshape(n, h, w, o).movedim(3, 1)
+
+
+class GroupedAffine(nn.Module):
+    """GroupNorm with scales (groups, C)."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, layer: nn.GroupNorm, groups: int) -> None:
+        super().__init__()
+        self.groups, self.parts, self.eps = groups, layer.num_groups, layer.eps
+        _stack(self, layer, groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.group_norm(x, self.parts, eps=self.eps)
+        shape = (self.groups, 1, -1, *[1] * (x.ndim - 2))
+        rows = x.reshape(self.groups, -1, *x.shape[1:])
+        return (rows * self.weight.reshape(shape) + self.bias.reshape(shape)).reshape(x.shape)
+
+
+class Looped(nn.Module):
+    """Any model, group by group, with stacked parameters."""
+
+    def __init__(self, model: nn.Module, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+        self._inner = (copy.deepcopy(model),)  # in a tuple: its parameters are not ours
+        self._names = [name for name, _ in model.named_parameters()]
+        for name, p in model.named_parameters():
+            stacked = nn.Parameter(p.detach().expand(groups, *p.shape).clone())
+            self.register_parameter(name.replace(".", "__"), stacked)
+        self.norms = norm_layers(self._inner[0])
+
+    def bind_local(self, name: str, leaf: Tensor) -> None:
+        """Use a tensor (groups, …) in the place of a parameter."""
+        key = name.replace(".", "__")
+        self._parameters.pop(key, None)
+        setattr(self, key, leaf)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self._inner[0]
+        inner.train(self.training)
+        outs, means, variances = [], [], []
+        for g, part in enumerate(x.chunk(self.groups)):
+            own = {n: getattr(self, n.replace(".", "__"))[g] for n in self._names}
+            outs.append(torch.func.functional_call(inner, own, (part,)))
+            means.append([layer.seen_mean for layer in self.norms.values()])
+            variances.append([layer.seen_var for layer in self.norms.values()])
+        for j, layer in enumerate(self.norms.values()):
+            layer.seen_mean = torch.cat([m[j] for m in means])
+            layer.seen_var = torch.cat([v[j] for v in variances])
+        return torch.cat(outs)
+
+
+def stacked(model: nn.Module, groups: int) -> nn.Module:
+    """`groups` copies of a converted model as one, with parameters of the same names.
+
+    Parameters get a first axis of length `groups`. A `Looped` model's names have "__" for ".".
+    """
+    new = copy.deepcopy(model)
+    if _known(new):
+        _exchange(new, groups)
+        return new
+    return Looped(model, groups)
+
+
+def _known(model: nn.Module) -> bool:
+    for layer in model.modules():
+        if next(layer.parameters(recurse=False), None) is None or isinstance(layer, ClientNorm):
+            continue
+        if isinstance(layer, nn.Conv2d):
+            plain = layer.groups == 1 and layer.padding_mode == "zeros"
+            if not (plain and isinstance(layer.padding, tuple) and layer.dilation == (1, 1)):
+                return False
+        elif not isinstance(layer, nn.Linear | nn.GroupNorm):
+            return False
+    return True
+
+
+def _exchange(module: nn.Module, groups: int) -> None:
+    for name, child in module.named_children():
+        new: nn.Module | None = None
+        if isinstance(child, nn.Linear):
+            new = GroupedLinear(child, groups)
+        elif isinstance(child, nn.Conv2d):
+            new = GroupedConv2d(child, groups)
+        elif isinstance(child, nn.GroupNorm) and child.affine:
+            new = GroupedAffine(child, groups)
+        elif isinstance(child, ClientNorm):
+            child.groups = groups
+            if child.weight is not None:
+                _stack(child, child, groups)
+        if new is None:
+            _exchange(child, groups)
+        else:
+            setattr(module, name, new)
+
+
+def _stack(to: nn.Module, layer: nn.Module, groups: int) -> None:
+    for name in ("weight", "bias"):
+        p = getattr(layer, name)
+        to.register_parameter(
+            name,
+            None if p is None else nn.Parameter(p.detach().expand(groups, *p.shape).clone()),
+        )

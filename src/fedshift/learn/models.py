@@ -1,0 +1,203 @@
+"""Models that federations of images and tables are trained with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.core.params import nearest
+from fedshift.errors import InputError
+
+Shape = tuple[int, ...]
+
+
+class LeNet(nn.Module):
+    """LeNet-5: two convolutions, three linear layers; 61,706 parameters for 28 × 28 grey images.
+
+    Pooling comes before the rectifier: the two commute, and a quarter of the numbers is left.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of a row: (C, H, W) or (H, W).
+    classes : int
+    """
+
+    def __init__(self, shape: Shape = (1, 28, 28), classes: int = 10) -> None:
+        super().__init__()
+        c, h, w = _image(shape, "LeNet", least=8)
+        padding = 2 if h <= 28 else 0
+        side = [(n + 2 * padding - 4) // 2 for n in (h, w)]
+        kernel = 5 if min(side) >= 8 else 3
+        side = [(n - kernel + 1) // 2 for n in side]
+        self.grey = len(shape) == 2
+        self.conv1 = nn.Conv2d(c, 6, 5, padding=padding)
+        self.conv2 = nn.Conv2d(6, 16, kernel)
+        self.fc1 = nn.Linear(16 * math.prod(side), 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, classes)."""
+        x = x.unsqueeze(1) if self.grey else x
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
+        out: Tensor = self.fc3(x)
+        return out
+
+
+class _Block(nn.Module):
+    """Two 3 × 3 convolutions around which the input is added."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 with a 3 × 3 stem and no first pooling, for images of about 32 × 32.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of a row: (C, H, W) or (H, W).
+    classes : int
+    width : int
+        Channels of the first stage; 64 has 11.2 million parameters.
+    """
+
+    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10, width: int = 64) -> None:
+        super().__init__()
+        c, _, _ = _image(shape, "ResNet18", least=8)
+        self.grey = len(shape) == 2
+        self.conv1 = nn.Conv2d(c, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        blocks, channels = [], width
+        for stage in range(4):
+            out = width * 2**stage
+            blocks += [_Block(channels, out, 1 if stage == 0 else 2), _Block(out, out, 1)]
+            channels = out
+        self.blocks = nn.Sequential(*blocks)
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, classes)."""
+        x = x.unsqueeze(1) if self.grey else x
+        x = self.blocks(F.relu(self.bn1(self.conv1(x))))
+        out: Tensor = self.fc(x.mean((2, 3)))
+        return out
+
+
+class MLP(nn.Module):
+    """A perceptron with rectifiers; rows of any shape are flattened.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of a row.
+    classes : int
+        Numbers out; 1 for regression.
+    hidden : tuple of int
+    batch_norm : bool
+        After every hidden layer.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        classes: int = 10,
+        hidden: tuple[int, ...] = (128, 64),
+        *,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = (math.prod(shape), *hidden)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for a, b in itertools.pairwise(sizes):
+            layers.append(nn.Linear(a, b))
+            if batch_norm:
+                layers.append(nn.BatchNorm1d(b))
+            layers.append(nn.ReLU())
+        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores (n, classes)."""
+        out: Tensor = self.layers(x)
+        return out
+
+
+class Linear(nn.Module):
+    """Logistic or linear regression, starting at zero."""
+
+    def __init__(self, shape: Shape, classes: int = 10) -> None:
+        super().__init__()
+        self.fc = nn.Linear(math.prod(shape), classes)
+        nn.init.zeros_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores (n, classes)."""
+        out: Tensor = self.fc(x.flatten(1))
+        return out
+
+
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "lenet": LeNet,
+    "linear": Linear,
+    "mlp": MLP,
+    "resnet18": ResNet18,
+}
+
+
+def build(
+    model: str | nn.Module | Callable[[Shape, int], nn.Module],
+    shape: Shape,
+    classes: int,
+    *,
+    seed: int,
+) -> nn.Module:
+    """A model with parameters drawn from a seed, leaving the global generator as it was.
+
+    Parameters
+    ----------
+    model : name, module or callable
+        A name of `MODELS`; a module is taken as it is, with the parameters it has; a callable
+        gets the shape of a row and the number of classes.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, str):
+        if model not in MODELS:
+            raise InputError(f"model must be {nearest(model, MODELS)}")
+        model = MODELS[model]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return model(shape, classes)
+
+
+def _image(shape: Shape, name: str, *, least: int) -> tuple[int, int, int]:
+    full = (1, *shape) if len(shape) == 2 else shape
+    if len(full) != 3 or min(full[1:]) < least:
+        raise InputError(
+            f"{name} needs images (C, H, W) or (H, W) of at least {least} × {least}; got rows of "
+            f"shape {shape}; take model='mlp' or 'linear' for tables"
+        )
+    return full[0], full[1], full[2]

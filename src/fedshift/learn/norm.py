@@ -1,0 +1,202 @@
+"""BatchNorm in a federation: which statistics and which scales a client uses.
+
+Layers are found by type, never by name. A plan's policy says what becomes of them:
+
+"averaged"
+    Every client normalises with its own batch; running statistics are averaged over clients
+    with the law of total variance, the scales are shared.
+"local"
+    Statistics and scales stay with the client (FedBN).
+"synchronous"
+    Every batch is normalised with the statistics of all clients' batches together.
+"group"
+    GroupNorm instead, which has no statistics to share.
+
+Running statistics mix as laws do: with share m of a new batch (μ_b, σ_b²),
+
+    μ' = (1 − m) μ + m μ_b,    σ'² = (1 − m) σ² + m σ_b² + m (1 − m) (μ_b − μ)².
+
+Unlike torch's update, which drops the last term, this commutes with averaging over clients, so
+it does not matter whether clients or the server keep the running values.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedshift.errors import InputError
+
+NormPolicy = Literal["averaged", "local", "synchronous", "group"]
+POLICIES = ("averaged", "local", "synchronous", "group")
+
+
+class ClientNorm(nn.Module):
+    """BatchNorm over groups of rows, one group a client, that shows the statistics it met.
+
+    Rows arrive client after client, (groups · B, C, …). In training each group is normalised
+    with its own moments, left in ``seen_mean`` and ``seen_var`` (groups, C), the variance
+    unbiased as torch's running variance is. `weight` and `bias` are (C,), or (G, C) with a row
+    for every groups / G groups.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, features: int, *, eps: float, momentum: float, affine: bool) -> None:
+        super().__init__()
+        self.eps, self.momentum, self.groups = eps, momentum, 1
+        self.register_parameter("weight", nn.Parameter(torch.ones(features)) if affine else None)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(features)) if affine else None)
+        self.register_buffer("running_mean", torch.zeros(features))
+        self.register_buffer("running_var", torch.ones(features))
+        self.seen_mean = self.seen_var = torch.empty(0)
+
+    @classmethod
+    def of(cls, layer: _BatchNorm, name: str) -> ClientNorm:
+        """The same layer, able to keep clients apart."""
+        if layer.momentum is None or not layer.track_running_stats:
+            raise InputError(
+                f"layer {name!r}: BatchNorm needs running statistics with a fixed momentum to be "
+                "shared by clients; got momentum=None or track_running_stats=False; build it with "
+                "the defaults"
+            )
+        new = cls(layer.num_features, eps=layer.eps, momentum=layer.momentum, affine=layer.affine)
+        new.load_state_dict(layer.state_dict(), strict=False)  # num_batches_tracked is not needed
+        return new.to(layer.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised rows, shape as `x`."""
+        if not self.training:
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        if x.is_cuda and self.groups > 1:
+            return self._all_at_once(x)
+        parts = x.chunk(self.groups)
+        if len(x) // self.groups * math.prod(x.shape[2:]) < 2:
+            raise InputError(
+                "BatchNorm needs at least two values a channel in every client's batch; got "
+                f"batches of shape {tuple(parts[0].shape)}; raise batch_size or take norm='group'"
+            )
+        means = x.new_zeros(self.groups, x.shape[1])
+        variances = torch.zeros_like(means)
+        outs = []
+        for g, part in enumerate(parts):
+            # momentum 1: the layer's kernel leaves the batch's own moments in the two rows
+            outs.append(
+                F.batch_norm(part, means[g], variances[g], *self._affine(g), True, 1.0, self.eps)
+            )
+        self.seen_mean, self.seen_var = means, variances
+        return outs[0] if self.groups == 1 else torch.cat(outs)
+
+    def _affine(self, group: int) -> tuple[Tensor | None, Tensor | None]:
+        if self.weight is None or self.bias is None or self.weight.ndim == 1:
+            return self.weight, self.bias
+        row = group * len(self.weight) // self.groups
+        return self.weight[row], self.bias[row]
+
+    def _all_at_once(self, x: Tensor) -> Tensor:
+        """One reduction over all groups; on a GPU, launches cost more than arithmetic."""
+        g, c = self.groups, x.shape[1]
+        rows = x.movedim(1, -1).reshape(g, -1, c)  # a view where the memory is channels-last
+        wide = rows.float() if x.dtype in (torch.bfloat16, torch.float16) else rows
+        variance, mean = torch.var_mean(wide, dim=1, keepdim=True, correction=0)
+        scale = torch.rsqrt(variance + self.eps)
+        n = wide.shape[1]
+        self.seen_mean = mean.detach().squeeze(1)
+        self.seen_var = variance.detach().squeeze(1) * (n / (n - 1))
+        if self.weight is not None and self.bias is not None:
+            weight, bias = (
+                p.reshape(-1, 1, c).repeat_interleave(g // (p.numel() // c), dim=0)
+                for p in (self.weight, self.bias)
+            )
+            out = (wide - mean) * (scale * weight) + bias
+        else:
+            out = (wide - mean) * scale
+        shape = (x.shape[0], *x.shape[2:], c)
+        return out.to(x.dtype).reshape(shape).movedim(-1, 1)
+
+    def plain(self) -> _BatchNorm:
+        """An ordinary BatchNorm layer with these parameters and statistics."""
+        layer = nn.BatchNorm2d(
+            len(self.running_mean),
+            eps=self.eps,
+            momentum=self.momentum,
+            affine=self.weight is not None,
+        )
+        layer.load_state_dict(self.state_dict(), strict=False)
+        return layer.to(self.running_mean)
+
+
+def mixed(
+    mean: Tensor, variance: Tensor, new_mean: Tensor, new_variance: Tensor, share: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a mixture of two laws, the new one with `share`."""
+    gap = new_mean - mean
+    return mean + share * gap, variance + share * (new_variance - variance) + (
+        share * (1 - share)
+    ) * gap * gap
+
+
+def pooled(means: Tensor, variances: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a mixture of laws: (groups, S), (groups, S), (groups,) to (S,), (S,)."""
+    a = shares.unsqueeze(1)
+    mean = (a * means).sum(0)
+    return mean, (a * (variances + (means - mean).square())).sum(0)
+
+
+def convert(model: nn.Module, policy: NormPolicy) -> nn.Module:
+    """A copy of a model whose BatchNorm layers follow a policy."""
+    model = copy.deepcopy(model)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, _BatchNorm):
+            new = _group_norm(layer) if policy == "group" else ClientNorm.of(layer, name)
+            model = _replace(model, name, new)
+        elif isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise InputError(
+                f"layer {name!r}: dropout draws from a global generator, so runs could not be "
+                "repeated; remove it or set p=0, and use weight_decay or augment instead"
+            )
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """A copy of a converted model with ordinary BatchNorm layers."""
+    model = copy.deepcopy(model)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, ClientNorm):
+            model = _replace(model, name, layer.plain())
+    return model
+
+
+def norm_layers(model: nn.Module) -> dict[str, ClientNorm]:
+    """The layers of a converted model that keep statistics, by name."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, ClientNorm)}
+
+
+def _group_norm(layer: _BatchNorm) -> nn.GroupNorm:
+    channels = layer.num_features
+    groups = math.gcd(channels, 32)
+    while groups > 1 and channels // groups < 2:  # one channel a group would be InstanceNorm
+        groups //= 2
+    new = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
+    new.load_state_dict({k: v for k, v in layer.state_dict().items() if k in ("weight", "bias")})
+    like = layer.weight if layer.affine else layer.running_mean
+    return new if like is None else new.to(like)
+
+
+def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    if not name:
+        return new
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, new)
+    return model

@@ -1,0 +1,191 @@
+"""One contract over the engines: the same plan from the same seed gives the same parameters."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.federation import ClientData, Federation
+from fedshift.federation.fused import Fused, Runs
+from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
+from fedshift.federation.reference import Reference
+from fedshift.federation.task import Task
+
+ROUNDS = 20
+SIZES = (37, 20, 51, 9)  # none a multiple of the batch, one smaller than it
+
+
+class Net(nn.Module):
+    """Every kind of layer an engine treats on its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # no bias: BatchNorm takes it out again, its gradient is rounding, and Adam scales that up
+        self.conv = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.down = nn.Sequential(nn.Conv2d(4, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4))
+        self.fc = nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.norm(self.conv(x)))
+        return self.fc(torch.tanh(self.down(x)).flatten(1))
+
+
+class Odd(Net):
+    """A parameter outside any layer: stacking by type is impossible."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * super().forward(x)
+
+
+def federation() -> Federation:
+    rng = np.random.default_rng(0)
+    return Federation(
+        tuple(
+            ClientData(
+                f"c{k}",
+                rng.normal(k / 3, 1 + k / 4, (n, 2, 6, 6)),
+                rng.integers(0, 3, n),
+                rng.normal(size=(5, 2, 6, 6)),
+            )
+            for k, n in enumerate(SIZES)
+        )
+    )
+
+
+def weights(objective: str) -> dict[str, Any] | None:
+    rng = np.random.default_rng(1)
+    if objective == "erm":
+        return None
+    spread = {"fitw": 0.5, "ftw": 1.0, "focus": 1.0}[objective]
+    return {f"c{k}": np.exp(rng.normal(0, spread, n)) for k, n in enumerate(SIZES)}
+
+
+def task(plan: Any, objective: str, dtype: torch.dtype, model: type[nn.Module] = Net) -> Task:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = model().to(dtype)
+    return Task.of(federation(), net, plan, weights=weights(objective), dtype=dtype)
+
+
+FOCUS = {"client_weights": {"c0": 2.0, "c1": 0.0}}
+PLANS: dict[str, Any] = {
+    "fedsgd-adam": lambda **k: FedSGD(iterations=ROUNDS, lr=3e-3, **k),
+    "fedsgd-sgd": lambda **k: FedSGD(
+        iterations=ROUNDS, lr=0.02, optimizer="sgd", momentum=0.9, weight_decay=1e-3, **k
+    ),
+    "fedsgd-adamw": lambda **k: FedSGD(
+        iterations=ROUNDS, lr=3e-3, optimizer="adamw", weight_decay=0.1, **k
+    ),
+    "fedsgd-yogi": lambda **k: FedSGD(iterations=ROUNDS, lr=3e-3, optimizer="yogi", **k),
+    "fedsgd-topk": lambda **k: FedSGD(iterations=ROUNDS, compression=TopK(0.1), **k),
+    "fedsgd-qsgd": lambda **k: FedSGD(iterations=ROUNDS, compression=QSGD(8), **k),
+    "fedsgd-sampling": lambda **k: FedSGD(iterations=ROUNDS, importance="sampling", **k),
+    "fedsgd-augmented": lambda **k: FedSGD(iterations=ROUNDS, augment="crop-flip", **k),
+    "fedavg": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, local_momentum=0.5, **k),
+    "fedavg-none": lambda **k: FedAvg(rounds=ROUNDS, local_steps=2, normalise="none", **k),
+    "fedprox": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, prox=0.1, weight_decay=1e-3, **k),
+    "scaffold": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, scaffold=True, **k),
+    "fedavg-adam": lambda **k: FedAvg(
+        rounds=ROUNDS, local_steps=2, server=Optimizer("adam", 1e-2), **k
+    ),
+    "fedavg-topk": lambda **k: FedAvg(rounds=ROUNDS, local_steps=2, compression=TopK(0.2), **k),
+    "fedavg-qsgd": lambda **k: FedAvg(rounds=ROUNDS, local_steps=2, compression=QSGD(16), **k),
+}
+NORMS = ("averaged", "local", "synchronous", "group")
+PARTICIPATION: dict[str, Any] = {"all": None, "random": 2, "fixed": ("c2", "c0")}
+OBJECTIVES = ("erm", "ftw", "fitw", "focus")
+
+
+def possible(plan: str, norm: str) -> bool:
+    """Synchronous BatchNorm needs clients that meet in every step."""
+    return norm != "synchronous" or not (
+        plan.startswith(("fedavg", "fedprox", "scaffold")) or plan.endswith(("topk", "qsgd"))
+    )
+
+
+CASES = [(p, n, w) for p, n, w in itertools.product(PLANS, NORMS, PARTICIPATION) if possible(p, n)]
+
+
+def compare(a: Any, b: Any, rtol: float) -> None:
+    assert a.round == b.round == ROUNDS
+    assert a.tensors.keys() == b.tensors.keys()
+    for name, x in a.tensors.items():
+        y = b.tensors[name]
+        assert x.dtype == y.dtype
+        scale = float(x.abs().max()) or 1.0
+        torch.testing.assert_close(x, y, rtol=rtol, atol=rtol * scale, msg=lambda m, n=name: n + m)
+
+
+@pytest.mark.parametrize(("plan", "norm", "who"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_fused_equals_reference(plan: str, norm: str, who: str, dtype: torch.dtype) -> None:
+    rtol = 1e-10 if dtype == torch.float64 else 1e-5
+    for objective in OBJECTIVES:
+        extra = FOCUS if objective == "focus" else {}
+        made = PLANS[plan](
+            batch_size=8, norm=norm, participation=PARTICIPATION[who], seed=3, **extra
+        )
+        t = task(made, objective, dtype)
+        slow, fast = Reference(t), Fused(t)
+        first, second = slow.advance(ROUNDS), fast.advance(ROUNDS)
+        np.testing.assert_array_equal(first.clients, second.clients)
+        np.testing.assert_allclose(first.losses, second.losses, rtol=100 * rtol)
+        compare(slow.state, fast.state, rtol)
+
+
+@pytest.mark.parametrize("plan", ["fedavg", "scaffold", "fedsgd-topk"])
+@pytest.mark.parametrize("norm", ["averaged", "local"])
+def test_a_model_with_parameters_outside_layers(plan: str, norm: str) -> None:
+    made = PLANS[plan](batch_size=8, norm=norm, seed=3)
+    t = task(made, "ftw", torch.float64, Odd)
+    slow, fast = Reference(t), Fused(t)
+    slow.advance(ROUNDS)
+    fast.advance(ROUNDS)
+    compare(slow.state, fast.state, 1e-10)
+
+
+@pytest.mark.parametrize("plan", ["fedsgd-adam", "fedavg", "scaffold"])
+@pytest.mark.parametrize("norm", ["averaged", "local", "group"])
+@pytest.mark.parametrize("who", ["all", "random"])
+def test_runs_side_by_side_equal_runs_alone(plan: str, norm: str, who: str) -> None:
+    tasks = [
+        task(
+            PLANS[plan](batch_size=8, norm=norm, participation=PARTICIPATION[who], seed=seed),
+            objective,
+            torch.float64,
+        )
+        for seed in (0, 1)
+        for objective in ("erm", "ftw")
+    ]
+    together = Runs(tasks)
+    logs = together.advance(ROUNDS)
+    for t, state, log in zip(tasks, together.states(), logs, strict=True):
+        alone = Fused(t)
+        expected = alone.advance(ROUNDS)
+        np.testing.assert_array_equal(expected.clients, log.clients)
+        compare(alone.state, state, 1e-10)
+
+
+@pytest.mark.parametrize("engine", [Reference, Fused])
+@pytest.mark.parametrize("plan", ["fedsgd-adam", "fedsgd-topk", "scaffold", "fedsgd-augmented"])
+def test_a_stopped_run_goes_on_to_the_same_bits(engine: Any, plan: str) -> None:
+    made = PLANS[plan](batch_size=8, norm="local", participation=2, seed=5)
+    t = task(made, "ftw", torch.float32)
+    whole = engine(t)
+    whole.advance(ROUNDS)
+    part = engine(t)
+    part.advance(7)
+    rest = engine(t, part.state)
+    rest.advance(ROUNDS - 7)
+    for name, x in whole.state.tensors.items():
+        assert torch.equal(x, rest.state.tensors[name]), name
