@@ -74,10 +74,15 @@ class NotConverged(FedshiftWarning):
     """An optimiser stopped before its tolerance was met."""
 
 
+class DamagedCheckpoint(FedshiftWarning):
+    """A checkpoint does not read whole; the one before it is taken."""
+
+
 __all__ = [
     "CheckpointError",
     "ClippedWeights",
     "ConstantColumns",
+    "DamagedCheckpoint",
     "DataNotFoundError",
     "DisjointSupport",
     "FedshiftError",

@@ -113,19 +113,18 @@ class Runs:
             self.model = stacked(task.model, self.copies)
         else:
             self.model = copy.deepcopy(task.model)
-        looped = isinstance(self.model, Looped)
-        self.norms = self.model.norms if isinstance(self.model, Looped) else norm_layers(self.model)
-        if not looped:
-            groups = 1 if self.plan.norm == "synchronous" else self.m
-            for layer in self.norms.values():
-                layer.groups = self.runs * groups
+        if isinstance(self.model, Looped):
+            self.norms, owners, passes = self.model.norms, self.model.owners(), self.copies
+        else:
+            self.norms, owners = norm_layers(self.model), dict(self.model.named_parameters())
+            passes = 1
+        groups = self.runs * (1 if self.plan.norm == "synchronous" else self.m)
+        for layer in self.norms.values():
+            layer.groups = groups // passes
         self.momentum = momentum(task.model) if self.norms else None
         self.copy = torch.zeros(self.copies, self.layout.size, dtype=self.x.dtype)
         self.copy = self.copy.to(self.device)
         views = self.layout.views(self.copy if self.copies > 1 else self.copy[0])
-        owners = {
-            n.replace("__", ".") if looped else n: p for n, p in self.model.named_parameters()
-        }
         self.leaves = {}
         for name, view in views.items():
             owners[name].data = view
@@ -390,6 +389,7 @@ class Runs:
         grads = torch.autograd.grad(total, wanted)
         count = len(self.leaves)
         grad = self.layout.flatten(dict(zip(self.leaves, grads[:count], strict=True)))
+        grad = grad.view(self.copies, -1)
         local = None
         if self.local_leaves:
             named = dict(zip(self.local_leaves, grads[count:], strict=True))
@@ -558,8 +558,8 @@ def _same(a: Task, b: Task) -> None:
             f"runs side by side need the same plan but for seed and client_weights; got {a.plan} "
             f"and {b.plan}"
         )
-    if len(a.names) != len(b.names) or a.layout.shapes != b.layout.shapes:
-        raise InputError("runs side by side need as many clients and the same model")
+    if len(a.names) != len(b.names) or a.layout.shapes != b.layout.shapes or a.loss is not b.loss:
+        raise InputError("runs side by side need as many clients, the same model and the same loss")
 
 
 def _shapes(layout: Layout) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
@@ -15,6 +16,19 @@ ServerRule = Literal["sgd", "adam", "adamw", "yogi"]
 Importance = Literal["loss", "sampling"]
 Augment = Literal["none", "crop-flip"]
 Normalise = Literal["none", "self"]
+
+
+def _is_in(value: Any, below: float) -> bool:
+    """Whether a value is a number in [0, below)."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return number and 0 <= value < below
+
+
+def _not_negative(owner: object, name: str, *, below: float = math.inf) -> None:
+    value: Any = getattr(owner, name)
+    if not _is_in(value, below):
+        need = "≥ 0" if below == math.inf else f"in [0, {below})"
+        raise InputError(f"{type(owner).__name__}: {name} must be a number {need}; got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -45,17 +59,15 @@ class Optimizer:
         one_of(self, "rule", ("sgd", "adam", "adamw", "yogi"))
         positive(self, "lr")
         positive(self, "eps")
-        object.__setattr__(self, "betas", tuple(self.betas))
-        for name, value in (
-            ("momentum", self.momentum),
-            *(("betas", b) for b in self.betas),
-        ):
-            if not 0 <= value < 1:
-                raise InputError(f"Optimizer: {name} must be in [0, 1); got {value!r}")
-        if len(self.betas) != 2:
-            raise InputError(f"Optimizer: betas must be two numbers; got {self.betas!r}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise InputError(f"Optimizer: weight_decay must be ≥ 0; got {self.weight_decay!r}")
+        _not_negative(self, "momentum", below=1)
+        _not_negative(self, "weight_decay")
+        betas: Any = self.betas
+        if isinstance(betas, list):
+            betas = tuple(betas)
+            object.__setattr__(self, "betas", betas)
+        good = isinstance(betas, tuple) and len(betas) == 2
+        if not good or not all(_is_in(b, 1) for b in betas):
+            raise InputError(f"Optimizer: betas must be two numbers in [0, 1); got {betas!r}")
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ class TopK:
     kind: ClassVar[str] = "top-k"
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
+        if positive(self, "share") > 1:
             raise InputError(f"TopK: share must be in (0, 1]; got {self.share!r}")
 
 
@@ -133,15 +145,27 @@ class Plan:
         one_of(self, "augment", ("none", "crop-flip"))
         if isinstance(self.participation, list):
             object.__setattr__(self, "participation", tuple(self.participation))
-        elif self.participation is not None and not isinstance(self.participation, tuple):
+        if isinstance(self.participation, tuple):
+            names = self.participation
+            if not names or len(set(names)) < len(names):
+                raise InputError(
+                    f"{type(self).__name__}: participation must name at least one client, each "
+                    f"once; got {names!r}; take None for everybody"
+                )
+        elif self.participation is not None:
             whole(self, "participation")
+        if not isinstance(self.compression, Compression | None):
+            raise InputError(
+                f"{type(self).__name__}: compression must be TopK(…), QSGD(…) or None; got "
+                f"{self.compression!r}"
+            )
         if self.norm == "synchronous" and self.compression is not None:
             raise InputError(
                 "with synchronous BatchNorm no client has a gradient of its own to compress; take "
                 "norm='averaged' or compression=None"
             )
         for name, value in (self.client_weights or {}).items():
-            if not 0 <= value < math.inf:
+            if not _is_in(value, math.inf):
                 raise InputError(
                     f"client_weights must be numbers ≥ 0; got {value!r} for client {name!r}"
                 )
@@ -257,10 +281,13 @@ class FedAvg(Plan):
         whole(self, "local_steps")
         positive(self, "local_lr")
         one_of(self, "normalise", ("none", "self"))
-        for name in ("prox", "weight_decay", "local_momentum"):
-            value: Any = getattr(self, name)
-            if not 0 <= value < (1 if name == "local_momentum" else math.inf):
-                raise InputError(f"FedAvg: {name} must be ≥ 0; got {value!r}")
+        _not_negative(self, "prox")
+        _not_negative(self, "weight_decay")
+        _not_negative(self, "local_momentum", below=1)
+        if not isinstance(self.server, Optimizer):
+            raise InputError(
+                f"FedAvg: server must be an Optimizer; got {self.server!r}; say Optimizer('sgd', 1)"
+            )
         if self.norm == "synchronous":
             raise InputError(
                 "FedAvg cannot have synchronous BatchNorm: clients do not meet between local "

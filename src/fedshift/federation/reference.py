@@ -44,12 +44,13 @@ class Reference(Engine):
         plan, t = self.task.plan, self._state.tensors
         told = Broadcast(t["params"], None if plan.norm == "local" else t.get("stats"), t.get("c"))
         if plan.norm == "synchronous" and self.task.stats_layout.size:
-            replies = [self._together(number, who, told)]
+            losses = self._together(number, who, told)
         else:
             replies = [self._client(k).reply(number, told) for k in who]
-        self._aggregate(who, replies)
+            losses = [r.losses for r in replies]
+            self._aggregate(who, replies)
         self._state.round = number + 1
-        return [r.losses for r in replies] if len(replies) == len(who) else self._split
+        return losses
 
     def _client(self, k: int) -> Client:
         """A client with views of its own rows of the state."""
@@ -59,18 +60,15 @@ class Reference(Engine):
 
     def _aggregate(self, who: list[int], replies: list[Reply]) -> None:
         task, plan, t = self.task, self.task.plan, self._state.tensors
-        like = t["params"]
-        if len(replies) != len(who):  # one reply for all, already summed
-            update = replies[0].update
-        elif isinstance(plan, FedAvg):
+        if isinstance(plan, FedAvg):
             part = task.share[who] * task.normaliser[who]
             part = part / max(part.sum(), 1e-300)
             update = -sum_of(part, [r.update for r in replies])
         else:
             update = sum_of(task.share[who] * task.scale, [r.update for r in replies])
-        step(plan.rule, like, update, {n: t[n] for n in ("m", "v", "t") if n in t})
+        self._step(update)
         if replies[0].stats is not None:
-            shares = stat_shares(task.share[who] if len(replies) == len(who) else np.ones(1))
+            shares = stat_shares(task.share[who])
             stats = torch.stack([r.stats for r in replies if r.stats is not None])
             t["stats"] = torch.stack(pooled(stats[:, 0], stats[:, 1], shares.to(stats)))
         if replies[0].control is not None:
@@ -78,8 +76,13 @@ class Reference(Engine):
             part = part[who] / max(part.sum(), 1e-300)
             t["c"] += sum_of(part, [r.control for r in replies if r.control is not None])
 
-    def _together(self, number: int, who: list[int], told: Broadcast) -> Reply:
-        """All clients' batches in one pass, as if they exchanged moments at every layer."""
+    def _step(self, update: Tensor) -> None:
+        t = self._state.tensors
+        own = {n: x for n, x in t.items() if n in ("m", "v", "t")}
+        step(self.task.plan.rule, t["params"], update, own)
+
+    def _together(self, number: int, who: list[int], told: Broadcast) -> list[list[float]]:
+        """A round in one pass, as if clients exchanged moments at every layer; their losses."""
         task = self.task
         batches = [task.batches(k, number)[0] for k in who]
         factors = task.share[who] * task.scale * len(who)  # the loss divides by all rows
@@ -92,11 +95,12 @@ class Reference(Engine):
         _, grad, _, seen = client.differentiate(joint, told.params, None)
         assert seen is not None
         assert told.stats is not None
-        stats = torch.stack(
+        losses = self._losses(batches, joint, told.params)
+        self._step(grad)
+        self._state.tensors["stats"] = torch.stack(
             mixed(told.stats[0], told.stats[1], seen[0], seen[1], momentum(task.model))
         )
-        self._split = self._losses(batches, joint, told.params)
-        return Reply(grad, stats, None, [])
+        return losses
 
     def _losses(self, batches: list[Batch], joint: Batch, params: Tensor) -> list[list[float]]:
         task = self.task

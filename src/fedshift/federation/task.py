@@ -24,7 +24,7 @@ from fedshift.federation.layout import Layout
 from fedshift.federation.optimise import memory
 from fedshift.federation.plan import FedAvg, Plan, TopK
 from fedshift.learn.augment import crops, take_cropped
-from fedshift.learn.norm import convert, norm_layers, restore
+from fedshift.learn.norm import convert, norm_layers, pooled, restore
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -122,25 +122,21 @@ class Task:
             All 1 if left out (ERM).
         loss : {"cross-entropy", "squared"} or callable
         """
-        parts = []
-        for c in federation:
-            w = np.ones(len(c.x)) if weights is None else np.asarray(weights[c.name], dtype=float)
-            if w.shape != (len(c.x),) or not np.isfinite(w).all() or (w < 0).any():
-                raise InputError(
-                    f"client {c.name!r}: weights must be {len(c.x)} finite numbers ≥ 0; got shape "
-                    f"{w.shape}{'' if np.isfinite(w).all() else ' with NaN or inf'}; make them "
-                    "with fedshift.Weighting"
-                )
-            parts.append(w)
+        parts = [
+            np.ones(len(c.x)) if weights is None else _checked(weights, c.name, len(c.x))
+            for c in federation
+        ]
         if isinstance(loss, str):
             if loss not in LOSSES:
                 raise InputError(f"loss must be {nearest(loss, LOSSES)}")
             loss = LOSSES[loss]
         sizes = [len(c.x) for c in federation]
+        # joined before torch sees them: it warns of arrays that must not be written to
+        x = torch.as_tensor(np.concatenate([c.x for c in federation]), dtype=dtype)
         y = torch.as_tensor(np.concatenate([c.y for c in federation]))
         return cls(
             tuple(c.name for c in federation),
-            torch.cat([torch.as_tensor(c.x, dtype=dtype) for c in federation]).to(device),
+            x.to(device),
             (y.to(dtype) if y.is_floating_point() else y.long()).to(device),
             torch.as_tensor(np.concatenate(parts), dtype=dtype).to(device),
             np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
@@ -150,7 +146,7 @@ class Task:
         )
 
     def __post_init__(self) -> None:
-        for name in (self.plan.client_weights or {}).keys() | set(self._fixed):
+        for name in (*(self.plan.client_weights or {}), *self._fixed):
             if name not in self.names:
                 raise InputError(f"the plan names a client; it must be {nearest(name, self.names)}")
         if isinstance(self.plan.participation, int) and self.plan.participation > len(self.names):
@@ -329,6 +325,8 @@ class Task:
         plain : bool
             With ordinary BatchNorm layers.
         """
+        if client is not None and client not in self.names:
+            raise InputError(f"client must be {nearest(client, self.names)}")
         model = copy.deepcopy(self.model).cpu()
         t = state.tensors
         named = self.layout.views(t["params"])
@@ -340,10 +338,31 @@ class Task:
                 p.copy_(named[name])
             if "stats" in t:
                 stats = t["stats"]
-                if stats.ndim == 3:
-                    stats = stats.mean(0) if k is None else stats[k]
+                if stats.ndim == 3 and k is None:
+                    same = stats.new_full((len(stats),), 1 / len(stats))
+                    stats = torch.stack(pooled(stats[:, 0], stats[:, 1], same))
+                elif stats.ndim == 3:
+                    stats = stats[k]
                 means, variances = (self.stats_layout.views(s) for s in stats)
                 for name, layer in norm_layers(model).items():
                     layer.running_mean.copy_(means[name])
                     layer.running_var.copy_(variances[name])
         return (restore(model) if plain else model).eval()
+
+
+def _checked(weights: Mapping[str, Any], client: str, n: int) -> Float64Array:
+    """A client's weights."""
+    if client not in weights:
+        raise InputError(
+            f"weights must name every client; got none for {client!r}; give it ones to leave its "
+            "rows as they are"
+        )
+    w = np.asarray(weights[client], dtype=float)
+    bad = " with NaN or inf" if not np.isfinite(w).all() else ""
+    bad = bad or (" with negative numbers" if (w < 0).any() else "")
+    if w.shape != (n,) or bad:
+        raise InputError(
+            f"client {client!r}: weights must be {n} finite numbers ≥ 0; got shape {w.shape}{bad}; "
+            "make them with fedshift.Weighting"
+        )
+    return w

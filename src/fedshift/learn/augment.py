@@ -13,15 +13,15 @@ from fedshift.errors import InputError
 def crops(random: npt.NDArray[np.uint64], width: int) -> npt.NDArray[np.int8]:
     """Vertical and horizontal shift and whether to flip, (…, 3), from random words (…).
 
-    Shifts are uniform on −p … p with p an eighth of the width, the usual 4 of 32.
+    Shifts are uniform on −p … p with p an eighth of the width, the usual 4 of 32, at most 127.
     """
-    p = width // 8
+    p = min(width // 8, 127)
     span = np.uint64(2 * p + 1)
     down = (random & np.uint64(0xFFFFF)) % span
     right = ((random >> np.uint64(20)) & np.uint64(0xFFFFF)) % span
     flip = (random >> np.uint64(40)) & np.uint64(1)
-    out = np.stack([down.astype(np.int8) - p, right.astype(np.int8) - p, flip], axis=-1)
-    return np.asarray(out, dtype=np.int8)
+    out = np.stack([down, right, flip], axis=-1).astype(np.int64)
+    return (out - [p, p, 0]).astype(np.int8)
 
 
 def take_cropped(images: Tensor, rows: Tensor, crop: Tensor) -> Tensor:

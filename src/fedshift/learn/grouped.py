@@ -109,23 +109,32 @@ class Looped(nn.Module):
         self.groups = groups
         self._inner = (copy.deepcopy(model),)  # in a tuple: its parameters are not ours
         self._names = [name for name, _ in model.named_parameters()]
+        self._bound: set[str] = set()
         for name, p in model.named_parameters():
             stacked = nn.Parameter(p.detach().expand(groups, *p.shape).clone())
             self.register_parameter(name.replace(".", "__"), stacked)
         self.norms = norm_layers(self._inner[0])
 
     def bind_local(self, name: str, leaf: Tensor) -> None:
-        """Use a tensor (groups, …) in the place of a parameter."""
+        """Use a tensor (clients, …) in the place of a parameter, clients / groups rows a group."""
         key = name.replace(".", "__")
         self._parameters.pop(key, None)
         setattr(self, key, leaf)
+        self._bound.add(name)
+
+    def owners(self) -> dict[str, Tensor]:
+        """The stacked parameters by the names they have in the model."""
+        return {name: getattr(self, name.replace(".", "__")) for name in self._names}
+
+    def _rows(self, name: str, t: Tensor) -> Tensor:
+        return t.reshape(self.groups, -1, *t.shape[1:]) if name in self._bound else t
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self._inner[0]
         inner.train(self.training)
         outs, means, variances = [], [], []
         for g, part in enumerate(x.chunk(self.groups)):
-            own = {n: getattr(self, n.replace(".", "__"))[g] for n in self._names}
+            own = {n: self._rows(n, t)[g] for n, t in self.owners().items()}
             outs.append(torch.func.functional_call(inner, own, (part,)))
             means.append([layer.seen_mean for layer in self.norms.values()])
             variances.append([layer.seen_var for layer in self.norms.values()])
@@ -142,41 +151,42 @@ def stacked(model: nn.Module, groups: int) -> nn.Module:
     """
     new = copy.deepcopy(model)
     if _known(new):
-        _exchange(new, groups)
-        return new
+        return _exchange(new, groups)
     return Looped(model, groups)
 
 
 def _known(model: nn.Module) -> bool:
+    """Whether all parameters lie in layers that have a stacked twin, each in one layer only."""
+    names = dict(model.named_parameters(remove_duplicate=False))
+    if len(names) != len(list(model.parameters())):
+        return False
     for layer in model.modules():
         if next(layer.parameters(recurse=False), None) is None or isinstance(layer, ClientNorm):
             continue
-        if isinstance(layer, nn.Conv2d):
+        kind = type(layer)  # a subclass may compute something else
+        if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d:
             plain = layer.groups == 1 and layer.padding_mode == "zeros"
             if not (plain and isinstance(layer.padding, tuple) and layer.dilation == (1, 1)):
                 return False
-        elif not isinstance(layer, nn.Linear | nn.GroupNorm):
+        elif kind not in (nn.Linear, nn.GroupNorm):
             return False
     return True
 
 
-def _exchange(module: nn.Module, groups: int) -> None:
+def _exchange(module: nn.Module, groups: int) -> nn.Module:
+    if isinstance(module, nn.Linear):
+        return GroupedLinear(module, groups)
+    if isinstance(module, nn.Conv2d):
+        return GroupedConv2d(module, groups)
+    if isinstance(module, nn.GroupNorm) and module.affine:
+        return GroupedAffine(module, groups)
+    if isinstance(module, ClientNorm):
+        module.groups = groups
+        if module.weight is not None:
+            _stack(module, module, groups)
     for name, child in module.named_children():
-        new: nn.Module | None = None
-        if isinstance(child, nn.Linear):
-            new = GroupedLinear(child, groups)
-        elif isinstance(child, nn.Conv2d):
-            new = GroupedConv2d(child, groups)
-        elif isinstance(child, nn.GroupNorm) and child.affine:
-            new = GroupedAffine(child, groups)
-        elif isinstance(child, ClientNorm):
-            child.groups = groups
-            if child.weight is not None:
-                _stack(child, child, groups)
-        if new is None:
-            _exchange(child, groups)
-        else:
-            setattr(module, name, new)
+        setattr(module, name, _exchange(child, groups))
+    return module
 
 
 def _stack(to: nn.Module, layer: nn.Module, groups: int) -> None:

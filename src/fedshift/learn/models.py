@@ -31,7 +31,7 @@ class LeNet(nn.Module):
     def __init__(self, shape: Shape = (1, 28, 28), classes: int = 10) -> None:
         super().__init__()
         c, h, w = _image(shape, "LeNet", least=8)
-        padding = 2 if h <= 28 else 0
+        padding = 2 if min(h, w) <= 28 else 0
         side = [(n + 2 * padding - 4) // 2 for n in (h, w)]
         kernel = 5 if min(side) >= 8 else 3
         side = [(n - kernel + 1) // 2 for n in side]
@@ -189,7 +189,7 @@ def build(
             raise InputError(f"model must be {nearest(model, MODELS)}")
         model = MODELS[model]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach GPUs too
         return model(shape, classes)
 
 

@@ -35,6 +35,7 @@ from fedshift.errors import InputError
 
 NormPolicy = Literal["averaged", "local", "synchronous", "group"]
 POLICIES = ("averaged", "local", "synchronous", "group")
+_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class ClientNorm(nn.Module):
@@ -59,6 +60,7 @@ class ClientNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(features))
         self.register_buffer("running_var", torch.ones(features))
         self.seen_mean = self.seen_var = torch.empty(0)
+        self._kind: type[_BatchNorm] = nn.BatchNorm2d
 
     @classmethod
     def of(cls, layer: _BatchNorm, name: str) -> ClientNorm:
@@ -70,8 +72,10 @@ class ClientNorm(nn.Module):
                 "the defaults"
             )
         new = cls(layer.num_features, eps=layer.eps, momentum=layer.momentum, affine=layer.affine)
+        new.to(layer.running_mean)  # before loading, which would round float64 to float32
         new.load_state_dict(layer.state_dict(), strict=False)  # num_batches_tracked is not needed
-        return new.to(layer.running_mean)
+        new._kind = next((kind for kind in _KINDS if isinstance(layer, kind)), nn.BatchNorm2d)
+        return new
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised rows, shape as `x`."""
@@ -79,14 +83,15 @@ class ClientNorm(nn.Module):
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
+        if len(x) // self.groups * math.prod(x.shape[2:]) < 2:
+            shape = (len(x) // self.groups, *x.shape[1:])
+            raise InputError(
+                "BatchNorm needs at least two values a channel in every client's batch; got "
+                f"batches of shape {shape}; raise batch_size or take norm='group'"
+            )
         if x.is_cuda and self.groups > 1:
             return self._all_at_once(x)
         parts = x.chunk(self.groups)
-        if len(x) // self.groups * math.prod(x.shape[2:]) < 2:
-            raise InputError(
-                "BatchNorm needs at least two values a channel in every client's batch; got "
-                f"batches of shape {tuple(parts[0].shape)}; raise batch_size or take norm='group'"
-            )
         means = x.new_zeros(self.groups, x.shape[1])
         variances = torch.zeros_like(means)
         outs = []
@@ -126,15 +131,16 @@ class ClientNorm(nn.Module):
         return out.to(x.dtype).reshape(shape).movedim(-1, 1)
 
     def plain(self) -> _BatchNorm:
-        """An ordinary BatchNorm layer with these parameters and statistics."""
-        layer = nn.BatchNorm2d(
+        """A BatchNorm layer of the kind this was made of, with these parameters and statistics."""
+        layer = self._kind(
             len(self.running_mean),
             eps=self.eps,
             momentum=self.momentum,
             affine=self.weight is not None,
         )
+        layer.to(self.running_mean)
         layer.load_state_dict(self.state_dict(), strict=False)
-        return layer.to(self.running_mean)
+        return layer
 
 
 def mixed(
@@ -185,16 +191,19 @@ def norm_layers(model: nn.Module) -> dict[str, ClientNorm]:
 
 def _group_norm(layer: _BatchNorm) -> nn.GroupNorm:
     channels = layer.num_features
-    groups = math.gcd(channels, 32)
+    # a row may have one value a channel: two would be normalised to ±1, whatever they were
+    groups = 1 if isinstance(layer, nn.BatchNorm1d) else math.gcd(channels, 32)
     while groups > 1 and channels // groups < 2:  # one channel a group would be InstanceNorm
         groups //= 2
     new = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
-    new.load_state_dict({k: v for k, v in layer.state_dict().items() if k in ("weight", "bias")})
-    like = layer.weight if layer.affine else layer.running_mean
-    return new if like is None else new.to(like)
+    if layer.affine:
+        new.to(layer.weight)
+        new.load_state_dict({"weight": layer.weight, "bias": layer.bias})
+    return new
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    new.train(model.get_submodule(name).training)
     if not name:
         return new
     parent, _, last = name.rpartition(".")

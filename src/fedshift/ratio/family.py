@@ -20,6 +20,7 @@ from fedshift.ratio.classifier import Classifier
 from fedshift.ratio.crossfit import out_of_fold
 from fedshift.ratio.gaussian import Gaussian
 from fedshift.ratio.logistic import Logistic
+from fedshift.ratio.margin import Margin
 
 #: parametric members, simplest first; the rest only enter the stack
 SIMPLE = ("none", "linear", "shared Gaussian", "sparse", "squares", "Gaussian", "quadratic")
@@ -29,8 +30,8 @@ OPTIMISM = 1.5
 TOLERANCE = 1.5
 #: most products a quadratic member may have, unless rows are very few
 PRODUCTS = 600
-#: most rows a law for randomised trees, whose cost grows fastest
-TREES = 6000
+#: most rows a law for randomised trees and for support vectors, whose cost grows fastest
+TREES, MARGIN = 6000, 3000
 
 
 class Candidate(Protocol):
@@ -162,6 +163,8 @@ def shallow_estimators(s: Sample, t: Sample, *, seed: int) -> dict[str, RatioEst
     if d > 20:  # perhaps pixels: one scale for all columns
         for width in (1.0, 0.5, 0.3):
             members[f"pixel kernel {width:g}"] = Logistic("kernel", width=width, shared_scale=True)
+        if max(len(s), len(t)) <= MARGIN:
+            members["margin"] = Margin()
     if n >= 50:
         members["boosting"] = Classifier(folds=0, seed=seed)
     if d > 1 and n >= 50 and max(len(s), len(t)) <= TREES:

@@ -1,0 +1,169 @@
+"""What left and what reached every client: bytes and rows, by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedshift.errors import InputError
+from fedshift.federation.engine import Log
+from fedshift.federation.task import Task
+
+
+class Cost(NamedTuple):
+    """Bytes sent by clients, bytes read by them, and rows of data that left them."""
+
+    up: int = 0
+    down: int = 0
+    rows: int = 0
+
+    def plus(self, other: Cost) -> Cost:
+        """The two together."""
+        return Cost(self.up + other.up, self.down + other.down, self.rows + other.rows)
+
+
+class Ledger:
+    """Bytes and rows by client and phase, added up as they happen.
+
+    A phase is a word with dots, such as "train.model", "train.ratio", "share.pool" or
+    "query.share". Only pairs that cost something take room, so a federation of 10,000 clients
+    costs no more than those that took part. Ledgers of parts of a run merge by addition.
+
+    Examples
+    --------
+    >>> ledger = Ledger()
+    >>> ledger.add("ward-3", "share.pool", up=3_072_000, rows=1000)
+    >>> ledger.add("ward-3", "train.model", up=250_000, down=250_000)
+    >>> ledger
+    Ledger(1 client: 3.32 MB up, 250 kB down, 1,000 rows sent; most in share.pool)
+    """
+
+    def __init__(self) -> None:
+        self._cost: dict[tuple[str, str], Cost] = {}
+
+    def add(self, client: str, phase: str, *, up: int = 0, down: int = 0, rows: int = 0) -> None:
+        """Book what one client sent and read in a phase.
+
+        Raises
+        ------
+        InputError
+            If a number is negative or not whole.
+        """
+        for name, value in (("up", up), ("down", down), ("rows", rows)):
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+                raise InputError(
+                    f"ledger: {name} of client {client!r} in phase {phase!r} must be a whole "
+                    f"number ≥ 0; got {value!r}"
+                )
+        key, cost = (client, phase), Cost(int(up), int(down), int(rows))
+        self._cost[key] = self._cost.get(key, Cost()).plus(cost)
+
+    def record_rounds(self, task: Task, log: Log, *, phase: str = "train.model") -> None:
+        """Book what the rounds of a log cost the clients that took part in them."""
+        up, down = task.bytes_up(), task.bytes_down()
+        for position, count in zip(*np.unique(log.clients, return_counts=True), strict=True):
+            self.add(task.names[position], phase, up=int(count) * up, down=int(count) * down)
+
+    @property
+    def total(self) -> Cost:
+        """Over all clients and phases."""
+        return _sum(self._cost.values())
+
+    def by_client(self) -> dict[str, Cost]:
+        """Over all phases."""
+        return self._grouped(0)
+
+    def by_phase(self) -> dict[str, Cost]:
+        """Over all clients."""
+        return self._grouped(1)
+
+    def _grouped(self, part: int) -> dict[str, Cost]:
+        out: dict[str, Cost] = {}
+        for key, cost in self._cost.items():
+            out[key[part]] = out.get(key[part], Cost()).plus(cost)
+        return out
+
+    def __getitem__(self, key: tuple[str, str]) -> Cost:
+        """What a client did in a phase; nothing booked is no cost."""
+        return self._cost.get(key, Cost())
+
+    def __len__(self) -> int:
+        """Pairs of client and phase."""
+        return len(self._cost)
+
+    def __add__(self, other: Ledger) -> Ledger:
+        """Both together; neither is changed."""
+        out = Ledger()
+        out._cost = dict(self._cost)
+        for key, cost in other._cost.items():
+            out._cost[key] = out[key].plus(cost)
+        return out
+
+    def __eq__(self, other: object) -> bool:
+        """Same costs, in whatever order they were booked."""
+        return isinstance(other, Ledger) and self._cost == other._cost
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """One dict a client and phase, ready for JSON."""
+        return [
+            {"client": client, "phase": phase, **cost._asdict()}
+            for (client, phase), cost in self._cost.items()
+        ]
+
+    @classmethod
+    def from_records(cls, records: Iterable[Mapping[str, Any]]) -> Ledger:
+        """The ledger `to_records` wrote.
+
+        Raises
+        ------
+        InputError
+            If a record lacks a client or a phase, or has another key.
+        """
+        out = cls()
+        for record in records:
+            try:
+                out.add(**record)
+            except TypeError:
+                raise InputError(
+                    "a ledger record must have the keys client, phase, up, down, rows; got "
+                    f"{sorted(record)}"
+                ) from None
+        return out
+
+    def __repr__(self) -> str:
+        if not self._cost:
+            return "Ledger(nothing sent)"
+        k, total = len({client for client, _ in self._cost}), self.total
+        phases = self.by_phase()
+        most = max(phases, key=lambda p: phases[p].up + phases[p].down)
+        return (
+            f"Ledger({k:,} client{'s' * (k > 1)}: {human(total.up)} up, {human(total.down)} down, "
+            f"{total.rows:,} rows sent; most in {most})"
+        )
+
+
+def human(size: float) -> str:
+    """A number of bytes in words, in powers of 1000.
+
+    Examples
+    --------
+    >>> human(999), human(3_072_000), human(3.5e12)
+    ('999 B', '3.07 MB', '3.5 TB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5:  # what rounds to 1000 takes the next unit
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} PB" if size < 999.5 else f"{size:,.0f} PB"
+
+
+def _sum(costs: Iterable[Cost]) -> Cost:
+    out = Cost()
+    for cost in costs:
+        out = out.plus(cost)
+    return out

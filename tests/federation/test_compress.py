@@ -1,0 +1,106 @@
+"""Compression: what is kept, what is lost, and how many bytes it is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedshift.federation.compress import compress, sent_bytes
+from fedshift.federation.plan import QSGD, TopK
+
+
+def vectors(seed: int, count: int, size: int = 40) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(count, size, generator=g, dtype=torch.float64)
+
+
+@given(st.integers(0, 1000), st.integers(1, 60), st.floats(0.01, 1.0))
+@settings(max_examples=40, deadline=None)
+def test_topk_keeps_the_largest(seed: int, size: int, share: float) -> None:
+    (v,) = vectors(seed, 1, size)
+    sent, left = compress(TopK(share), v, None, seed=0, client="a", number=0)
+    assert left is not None
+    kept = sent != 0
+    assert int(kept.sum()) == math.ceil(share * size)
+    assert torch.equal(sent[kept], v[kept])
+    assert torch.equal(sent + left, v)
+    if not kept.all():
+        assert v[kept].abs().min() >= v[~kept].abs().max()
+
+
+def test_error_feedback_loses_nothing_in_the_long_run() -> None:
+    inputs = vectors(1, 300) * torch.logspace(-3, 1, 40, dtype=torch.float64)
+    error = torch.zeros(40, dtype=torch.float64)
+    total = torch.zeros(40, dtype=torch.float64)
+    for number, v in enumerate(inputs):
+        sent, left = compress(TopK(0.1), v, error, seed=0, client="a", number=number)
+        assert left is not None
+        total += sent
+        error = left
+        assert int((sent != 0).sum()) == 4
+    torch.testing.assert_close(total + error, inputs.sum(0), rtol=0, atol=1e-12)
+    # and what waits stays bounded, though the smallest entries are sent seldom
+    assert float(error.abs().max()) < 10 * float(inputs.abs().max())
+
+
+def test_qsgd_is_unbiased() -> None:
+    (v,) = vectors(2, 1)
+    scheme, rounds = QSGD(4), 4000
+    drawn = torch.stack(
+        [compress(scheme, v, None, seed=0, client="a", number=i)[0] for i in range(rounds)]
+    )
+    step = v.norm() / 4
+    deviation = (drawn.mean(0) - v).abs() / (step / 2 / math.sqrt(rounds))  # sd ≤ step / 2
+    assert float(deviation.max()) < 4
+    variance = ((drawn - v) ** 2).sum(1).mean()
+    bound = min(40 / 4**2, math.sqrt(40) / 4) * v.square().sum()  # lemma 3.1
+    assert float(variance) < float(bound)
+
+
+@given(st.integers(0, 1000), st.integers(1, 50), st.integers(1, 64), st.integers(0, 20))
+@settings(max_examples=60, deadline=None)
+def test_qsgd_rounds_to_a_neighbouring_level(seed: int, size: int, levels: int, n: int) -> None:
+    (v,) = vectors(seed, 1, size)
+    sent, left = compress(QSGD(levels), v, None, seed=seed, client="a", number=n)
+    assert left is None
+    step = v.norm() / levels
+    steps = sent / step
+    torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-9)
+    assert float((sent - v).abs().max()) <= float(step) * (1 + 1e-9)
+    assert float(sent.abs().max()) <= float(v.norm()) * (1 + 1e-9)
+    assert bool(((sent == 0) | (sent.sign() == v.sign())).all())
+
+
+def test_qsgd_rounds_anew_for_every_client_round_and_seed() -> None:
+    (v,) = vectors(3, 1)
+
+    def sent(seed: int, client: str, number: int) -> Tensor:
+        return compress(QSGD(2), v, None, seed=seed, client=client, number=number)[0]
+
+    base = sent(0, "a", 0)
+    assert torch.equal(base, sent(0, "a", 0))
+    assert not any(
+        torch.equal(base, o) for o in (sent(1, "a", 0), sent(0, "b", 0), sent(0, "a", 1))
+    )
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan])
+def test_qsgd_passes_on_what_has_no_length(value: float) -> None:
+    v = torch.full((3,), value)
+    sent, _ = compress(QSGD(), v, None, seed=0, client="a", number=0)
+    assert torch.equal(torch.nan_to_num(sent, 7.0), torch.nan_to_num(v, 7.0))
+
+
+def test_bytes_by_hand() -> None:
+    assert sent_bytes(None, 1000, 4) == 4000
+    assert sent_bytes(TopK(0.01), 1000, 4) == 10 * (4 + 4)
+    assert sent_bytes(TopK(0.0001), 1000, 8) == 1 * (4 + 8)
+    assert sent_bytes(TopK(1.0), 1000, 4) == 8000
+    # 16 levels, two signs and zero: 33 values, 6 bits; 1000 · 6 / 8 and the length
+    assert sent_bytes(QSGD(16), 1000, 4) == 750 + 4
+    assert sent_bytes(QSGD(1), 3, 8) == 1 + 8  # 3 values, 2 bits: 6 bits round up to a byte
