@@ -1,0 +1,323 @@
+"""Tasks: who takes part, what is drawn and sent, and models of a state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.data.federation import ClientData, Federation
+from fedshift.errors import InputError
+from fedshift.federation.plan import QSGD, FedAvg, FedSGD, TopK
+from fedshift.federation.reference import Reference
+from fedshift.federation.task import State, Task, cross_entropy, squared
+from fedshift.learn.models import MLP, Linear
+
+SIZES = (7, 4, 9)
+
+
+def federation(shape: tuple[int, ...] = (3,), *, real: bool = False) -> Federation:
+    rng = np.random.default_rng(0)
+    return Federation(
+        tuple(
+            ClientData(
+                f"c{k}",
+                rng.normal(k, 1, (n, *shape)),
+                rng.normal(size=n) if real else rng.integers(0, 2, n),
+                rng.normal(size=(4, *shape)),
+            )
+            for k, n in enumerate(SIZES)
+        )
+    )
+
+
+def ramp() -> dict[str, np.ndarray]:
+    return {f"c{k}": np.linspace(0, 2 + k, n) for k, n in enumerate(SIZES)}
+
+
+def net() -> nn.Module:
+    """17 shared numbers and 8 of BatchNorm under "local"; 4 means and 4 variances."""
+    torch.manual_seed(0)
+    return MLP((3,), 2, (4,), batch_norm=True)
+
+
+def task(plan: Any = None, **more: Any) -> Task:
+    return Task.of(federation(), net(), plan or FedSGD(), **more)
+
+
+@pytest.fixture(autouse=True)
+def _own_generator() -> Any:
+    with torch.random.fork_rng(devices=[]):
+        yield
+
+
+def test_rows_lie_client_after_client() -> None:
+    t = task(weights=ramp())
+    fed = federation()
+    assert t.names == ("c0", "c1", "c2")
+    assert t.start.tolist() == [0, 7, 11, 20]
+    assert t.x.dtype == t.weight.dtype == torch.float32
+    assert t.y.dtype == torch.int64
+    for k, c in enumerate(fed):
+        own = slice(int(t.start[k]), int(t.start[k + 1]))
+        np.testing.assert_allclose(t.x[own], c.x, rtol=1e-6)
+        np.testing.assert_array_equal(t.y[own], c.y)
+        np.testing.assert_allclose(t.weight[own], ramp()[c.name], rtol=1e-6)
+    np.testing.assert_allclose(t.mean_weight, [1, 1.5, 2], rtol=1e-6)
+
+
+def test_arrays_that_must_not_be_written_to_are_copied() -> None:
+    fed = federation()
+    for c in fed:
+        c.x.flags.writeable = c.y.flags.writeable = False
+    t = Task.of(fed, net(), FedSGD(), dtype=torch.float64)
+    t.x.zero_()
+    assert fed[0].x.any()
+
+
+def test_real_labels_take_the_type_of_the_rows() -> None:
+    t = Task.of(federation(real=True), Linear((3,), 1), FedSGD(), loss="squared")
+    assert t.y.dtype == torch.float32
+    assert t.loss is squared
+
+
+def test_losses_of_every_row() -> None:
+    scores = torch.tensor([[1.0, 2.0], [0.0, -1.0]])
+    y = torch.tensor([0, 1])
+    expected = -torch.log_softmax(scores, 1)[[0, 1], y]
+    torch.testing.assert_close(cross_entropy(scores, y), expected)
+    column = torch.tensor([[1.0], [4.0]])
+    assert squared(column, torch.tensor([0.0, 2.0])).tolist() == [0.5, 2.0]
+
+    def own(scores: Tensor, y: Tensor) -> Tensor:
+        return F.multi_margin_loss(scores, y, reduction="none")
+
+    assert task(loss=own).loss is own
+    with pytest.raises(InputError, match=r"loss must be .*got 'sqared'; did you mean 'squared'\?"):
+        task(loss="sqared")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.ones(3), r"client 'c1': weights must be 4 finite numbers ≥ 0; got shape \(3,\);"),
+        (np.ones((4, 1)), r"got shape \(4, 1\)"),
+        (np.array([1, 1, np.nan, 1]), r"got shape \(4,\) with NaN or inf; make them with"),
+        (np.array([1, 1, np.inf, 1]), "with NaN or inf"),
+        (np.array([1, 1, -0.1, 1]), r"got shape \(4,\) with negative numbers"),
+    ],
+)
+def test_weights_that_are_refused(wrong: np.ndarray, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        task(weights=ramp() | {"c1": wrong})
+
+
+def test_weights_must_name_every_client() -> None:
+    some = {n: w for n, w in ramp().items() if n != "c1"}
+    with pytest.raises(InputError, match="weights must name every client; got none for 'c1'"):
+        task(weights=some)
+
+
+def test_clients_a_plan_names_must_exist() -> None:
+    with pytest.raises(InputError, match=r"c0, c1, c2; got 'c3'; did you mean"):
+        task(FedSGD(client_weights={"c0": 1.0, "c3": 2.0}))
+    with pytest.raises(InputError, match="one of c0, c1, c2; got 'ward'"):
+        task(FedSGD(participation=("c1", "ward")))
+    with pytest.raises(InputError, match="at most the number of clients, 3; got 4"):
+        task(FedSGD(participation=4))
+
+
+def test_participants() -> None:
+    everybody = task()
+    assert everybody.participants(5).tolist() == [0, 1, 2]
+    assert (everybody.n_participants, everybody.scale) == (3, 1.0)
+    fixed = task(FedSGD(participation=("c2", "c0")))
+    assert fixed.participants(5).tolist() == [0, 2]
+    assert (fixed.n_participants, fixed.scale) == (2, 1.0)
+    drawn = task(FedSGD(participation=2))
+    rounds = [tuple(drawn.participants(i).tolist()) for i in range(30)]
+    assert set(rounds) == {(0, 1), (0, 2), (1, 2)}
+    assert (drawn.n_participants, drawn.scale) == (2, 1.5)
+    again = task(FedSGD(participation=2, seed=1))
+    assert rounds != [tuple(again.participants(i).tolist()) for i in range(30)]
+
+
+def test_coefficients_by_hand() -> None:
+    w = np.concatenate(list(ramp().values()))
+    means = np.repeat([1, 1.5, 2], SIZES)
+
+    def given(plan: Any) -> np.ndarray:
+        return task(plan, weights=ramp(), dtype=torch.float64).coefficient.numpy()
+
+    np.testing.assert_allclose(given(FedSGD()), w)
+    np.testing.assert_allclose(given(FedAvg(normalise="none")), w)
+    np.testing.assert_allclose(given(FedAvg()), w / means)
+    np.testing.assert_allclose(given(FedSGD(importance="sampling")), means)
+    np.testing.assert_allclose(given(FedAvg(importance="sampling")), np.ones(20))
+
+
+@pytest.mark.parametrize("importance", ["loss", "sampling"])
+def test_a_client_whose_weights_are_all_zero_counts_for_nothing(importance: Any) -> None:
+    zero = ramp() | {"c1": np.zeros(4)}
+    t = task(FedAvg(importance=importance, rounds=2), weights=zero)
+    assert not t.coefficient[7:11].any()
+    assert t.normaliser.tolist() == [1.0, 0.0, 2.0]
+    run = Reference(t)
+    run.advance(2)
+    assert run.state.tensors["params"].isfinite().all()
+
+
+def test_shares_of_the_objective() -> None:
+    t = task(FedSGD(client_weights={"c2": 0.5, "c0": 0.0}))
+    assert t.share.tolist() == [0.0, 1.0, 0.5]
+
+
+def test_batches_are_rows_of_their_client() -> None:
+    t = task(FedAvg(local_steps=3, batch_size=5), weights=ramp())
+    seen: list[int] = []
+    for number in range(4):
+        rows = t.batch_rows(1, number)
+        assert rows.shape == (3, 5)
+        assert ((rows >= 7) & (rows < 11)).all()
+        for batch, own in zip(t.batches(1, number), rows, strict=True):
+            assert torch.equal(batch.x, t.x[own])
+            assert torch.equal(batch.y, t.y[own])
+            assert torch.equal(batch.coefficient, t.coefficient[own])
+        seen += rows.ravel().tolist()
+    assert np.bincount(seen)[7:].tolist() == [15] * 4  # 60 places, 15 epochs
+
+
+def test_crops_go_with_rows() -> None:
+    plan = FedSGD(augment="crop-flip", batch_size=6)
+    t = Task.of(federation((1, 16, 16)), Linear((1, 16, 16), 2), plan)
+    crops = t.batch_crops(2, 3)
+    assert crops.shape == (1, 6, 3)
+    assert np.abs(crops[..., :2]).max() <= 2
+    assert (crops != t.batch_crops(2, 4)).any()
+    assert (crops != t.batch_crops(1, 3)).any()
+    (batch,) = t.batches(2, 3)
+    rows = torch.as_tensor(t.batch_rows(2, 3)[0])
+    assert torch.equal(batch.x, t.take(rows, torch.as_tensor(crops[0])))
+    assert not torch.equal(batch.x, t.x[rows])
+
+
+PARAMS, SCALES = 3 * 4 + 4 + 4 * 2 + 2, 2 * 4  # two linear layers; BatchNorm's weight and bias
+
+
+@pytest.mark.parametrize(
+    ("plan", "down", "up"),
+    [
+        (FedSGD(), PARAMS + SCALES + 8, PARAMS + SCALES + 8),  # statistics: 4 means, 4 variances
+        (FedSGD(norm="group"), PARAMS + SCALES, PARAMS + SCALES),
+        (FedSGD(norm="local"), PARAMS, PARAMS),
+        (FedAvg(norm="group", scaffold=True), 2 * (PARAMS + SCALES), 2 * (PARAMS + SCALES)),
+        (FedAvg(norm="local", scaffold=True), 2 * PARAMS, 2 * PARAMS),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bytes_by_hand(plan: Any, down: int, up: int, dtype: torch.dtype) -> None:
+    t = task(plan, dtype=dtype)
+    assert (t.bytes_down(), t.bytes_up()) == (down * dtype.itemsize, up * dtype.itemsize)
+
+
+def test_bytes_of_compressed_updates() -> None:
+    size = PARAMS + SCALES  # 34
+    t = task(FedSGD(norm="group", compression=TopK(0.1)))
+    assert (t.bytes_down(), t.bytes_up()) == (4 * size, 4 * 8)  # 4 pairs of 8 bytes
+    t = task(FedSGD(compression=QSGD(3)))
+    assert t.bytes_up() == 4 + 13 + 8 * 4  # length; 34 · 3 bits; statistics as they are
+    t = task(FedAvg(norm="group", scaffold=True, compression=TopK(0.1)))
+    assert t.bytes_up() == 4 * 8 + 4 * size  # control variates are not compressed
+
+
+def test_what_a_state_holds() -> None:
+    def held(plan: Any) -> dict[str, tuple[int, ...]]:
+        return {n: tuple(v.shape) for n, v in task(plan).begin().tensors.items()}
+
+    both = PARAMS + SCALES
+    adam = {"m": (both,), "v": (both,), "t": ()}
+    assert held(FedSGD()) == {"params": (both,), "stats": (2, 4), **adam}
+    assert held(FedSGD(norm="group", optimizer="sgd")) == {"params": (both,)}
+    assert held(FedSGD(norm="local")) == {
+        "params": (PARAMS,),
+        "m": (PARAMS,),
+        "v": (PARAMS,),
+        "t": (),
+        "stats": (3, 2, 4),
+        "local": (3, SCALES),
+        "local_m": (3, SCALES),
+        "local_v": (3, SCALES),
+        "local_t": (3,),
+    }
+    assert held(FedAvg(scaffold=True, norm="group")) == {
+        "params": (both,),
+        "c": (both,),
+        "ck": (3, both),
+    }
+    topk = held(FedAvg(compression=TopK(), norm="group"))
+    assert topk == {"params": (both,), "error": (3, both)}
+
+
+def test_a_state_copies_itself() -> None:
+    state = State(3, {"params": torch.ones(2)})
+    other = state.copy()
+    other.tensors["params"][0] = 5
+    assert state.tensors["params"].tolist() == [1, 1]
+    assert other.round == 3
+
+
+def test_the_module_at_the_beginning_is_the_model() -> None:
+    model = net().double()
+    t = Task.of(federation(), model, FedSGD(), dtype=torch.float64)
+    out = t.module(t.begin())
+    assert not out.training
+    assert {n: type(m) for n, m in out.named_modules()} == {
+        n: type(m) for n, m in model.named_modules()
+    }
+    assert torch.equal(out(t.x), model.eval()(t.x))
+    assert torch.equal(t.module(t.begin(), plain=False)(t.x), out(t.x))
+
+
+def test_modules_of_local_scales_and_their_average() -> None:
+    t = task(FedSGD(norm="local", iterations=5, batch_size=4, lr=0.1), dtype=torch.float64)
+    run = Reference(t)
+    run.advance(5)
+    state = run.state
+    modules: list[Any] = [t.module(state, name) for name in t.names]
+    for k, m in enumerate(modules):
+        norm = m.layers[2]
+        own = state.tensors["local"][k]
+        assert torch.equal(torch.cat([norm.weight, norm.bias]), own)
+        stats = state.tensors["stats"][k]
+        assert torch.equal(torch.stack([norm.running_mean, norm.running_var]), stats)
+        h = (m.layers[1](t.x) - stats[0]) / torch.sqrt(stats[1] + norm.eps)
+        expected = m.layers[4](torch.relu(h * own[:4] + own[4:]))
+        torch.testing.assert_close(m(t.x), expected)
+    assert not torch.equal(modules[0](t.x), modules[1](t.x))
+
+    mean: Any = t.module(state)
+    norm = mean.layers[2]
+    means, variances = state.tensors["stats"][:, 0], state.tensors["stats"][:, 1]
+    torch.testing.assert_close(norm.weight, state.tensors["local"][:, :4].mean(0))
+    torch.testing.assert_close(norm.running_mean, means.mean(0))
+    # the law of total variance
+    torch.testing.assert_close(norm.running_var, variances.mean(0) + means.var(0, correction=0))
+
+
+def test_a_module_of_nobody() -> None:
+    t = task(FedSGD(norm="local"))
+    with pytest.raises(InputError, match=r"client must be one of c0, c1, c2; got 'c9'"):
+        t.module(t.begin(), "c9")
+
+
+def test_the_models_own_parameters_never_change() -> None:
+    model = net()
+    before = {n: p.clone() for n, p in model.state_dict().items()}
+    t = Task.of(federation(), model, FedSGD(iterations=3, batch_size=4))
+    Reference(t).advance(3)
+    assert all(torch.equal(p, before[n]) for n, p in model.state_dict().items())
+    assert all(p.grad is None for p in t.model.parameters())
