@@ -3,45 +3,189 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fedshift import cli, demo
+from fedshift import cli, demo, doctor
+from fedshift.errors import InputError
+
+RECIPE = """
+title = "Two Gaussians"
+[data]
+shift = "mean-shift"
+train_rows = 60
+test_rows = 30
+[plan]
+iterations = 6
+[train]
+model = "linear"
+device = "cpu"
+[[method]]
+name = "ERM"
+objective = "erm"
+[[method]]
+name = "FTW"
+ratio = "exact"
+"""
 
 
-def test_demo_estimates_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert cli.main(["demo", "--out", str(tmp_path), "--seed", "0"]) == 0
-    printed = capsys.readouterr().out
-    assert "client-5" in printed
-    rows = json.loads((tmp_path / "demo.json").read_text())
-    assert len(rows) == 10
-    auto = [r for r in rows if r["estimator"] == "Auto"]
-    assert np.mean([r["correlation"] for r in auto]) > 0.8
-    assert np.mean([r["error"] for r in auto]) < 0.6 * auto[0]["constant"]
-    assert (tmp_path / "ratios.svg").read_text().lstrip().startswith("<?xml")
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "two.toml"
+    path.write_text(RECIPE)
+    return path
 
 
-def test_exact_against_itself_is_perfect() -> None:
-    fed = demo.digits_federation(seed=1)
-    exact = fed.exact_log_ratio("client-1")
-    row = demo.compare("client-1", "exact", exact, exact)
-    assert row.correlation == pytest.approx(1.0)
-    assert row.error == pytest.approx(0.0)
-
-
-def test_no_place_to_write_is_one_clear_line(tmp_path: Path, capsys, monkeypatch) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("x")
-    monkeypatch.setattr(demo, "estimate", lambda fed, **_: {})
-    assert cli.main(["demo", "--out", str(blocked)]) == 1
-    assert "fedshift: cannot write" in capsys.readouterr().err
-
-
-def test_version_and_unknown_command(capsys: pytest.CaptureFixture) -> None:
+def test_version_and_wrong_usage(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--version"])
     assert capsys.readouterr().out.startswith("fedshift ")
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["fly"])
+    for wrong in (["fly"], [], ["run"], ["demo", "--seed", "x"], ["list", "--sets"]):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(wrong)
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys; from fedshift.cli import parser; parser().format_help();"
+        "print(*({'torch', 'numpy', 'sklearn', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+# -- demo ----------------------------------------------------------------------------------------
+
+
+def test_demo_is_given_folder_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(demo, "run", lambda out, *, seed: given.append((out, seed)))
+    assert cli.main(["demo", "--out", str(tmp_path), "--seed", "3"]) == 0
+    assert given == [(tmp_path, 3)]
+
+
+def test_no_place_to_write_is_one_clear_line(recipe: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["run", str(recipe), "--out", str(recipe)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("fedshift: cannot write")
+    assert said.count("\n") == 1
+
+
+# -- run -----------------------------------------------------------------------------------------
+
+
+def test_run_a_file(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["run", str(recipe), "--out", str(tmp_path / "runs"), "--seeds", "0:2"]
+    words += ["--set", "plan.lr=0.1", "plan.iterations=4", "--set", "method.FTW.weighting.clip=9"]
+    assert cli.main([*words, "--method", "FTW", "--device", "cpu"]) == 0
+    assert "FTW seed 1: accuracy" in capsys.readouterr().out
+    folder = tmp_path / "runs/two/FTW/seed-1"
+    assert json.loads((folder / "result.json").read_text())["rounds"] == 4
+    asked = (folder / "recipe.toml").read_text()
+    assert "lr = 0.1\n" in asked
+    assert "clip = 9.0\n" in asked
+    assert not (tmp_path / "runs/two/ERM").exists()
+    # the same command again is finished at once; the record runs as a recipe
+    assert cli.main([*words, "--method", "FTW", "--device", "cpu"]) == 0
+    assert "finished before: FTW seed 0" in capsys.readouterr().out
+    assert cli.main(["run", str(folder / "recipe.toml"), "--out", str(tmp_path / "again")]) == 0
+    again = tmp_path / "again/two/FTW/seed-1/model.safetensors"
+    assert again.read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_dry_run_writes_nothing(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert cli.main(["run", str(recipe), "--out", str(tmp_path / "runs"), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "ftw, exact ratios, FedSGD(iterations=6)" in printed
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["smoke/digit"], "did you mean 'smoke/digits'?"),
+        (["smoke/digits", "--set", "plan.iteratons=5"], "did you mean 'iterations'?"),
+        (["smoke/digits", "--set", "plan.lr=fast"], "lr must be a number; got 'fast'"),
+        (["smoke/digits", "--method", "FWT"], "did you mean 'FTW'?"),
+        (["smoke/digits", "--seeds", "many"], "seeds must be such as '0:5'"),
+        (["none.toml"], "cannot read recipe none.toml"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert cli.main(["run", *words, "--out", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("fedshift: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_missing_data_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedshift.data.sources._roots", lambda given: [Path(given)])
+    monkeypatch.setenv("FEDSHIFT_OFFLINE", "1")
+    words = ["run", "paper/cifar-five", "--data-dir", str(tmp_path), "--out", str(tmp_path)]
+    assert cli.main(words) == 1
+    assert "set FEDSHIFT_DATA to a folder" in capsys.readouterr().err
+
+
+def test_interrupted_is_130(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedshift.experiments.runner.run_workflow", interrupt)
+    assert cli.main(["run", str(recipe), "--out", str(tmp_path)]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(demo, "run", interrupt)
+    assert cli.main(["demo"]) == 130
+
+
+# -- list and doctor -----------------------------------------------------------------------------
+
+
+def test_list(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["list"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("smoke/digits", "paper/cifar-hundred", "Colored MNIST", "fashion-mnist"):
+        assert name in printed
+    for name in ("resnet18", "fitw", "focus:CLIENT", "multi-source", "dirichlet"):
+        assert name in printed
+
+
+def test_doctor_is_well(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["doctor", "--out", str(tmp_path / "new")]) == 0
+    printed = capsys.readouterr().out
+    for name in ("python", "torch", "extra tensorboard", "data digits", "data cifar10"):
+        assert name in printed
+    assert "log ratio has slope" in printed
+    assert "fused and reference engines differ by" in printed
+    assert printed.endswith("all is well\n")
+    assert not (tmp_path / "new").exists()
+
+
+def test_doctor_finds_faults(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    monkeypatch.setattr("fedshift.data.sources._roots", lambda given: [tmp_path])
+
+    def broken(*_: object) -> None:
+        raise InputError("no engine")
+
+    monkeypatch.setattr(doctor, "run", broken)
+    assert cli.main(["doctor", "--out", str(tmp_path / "file")]) == 1
+    printed = capsys.readouterr().out
+    assert "FAIL output folder: cannot write" in printed
+    assert "FAIL training self-test: no engine" in printed
+    assert "pip install 'fedshift[report]'" in printed
+    assert "FEDSHIFT_DATA" in printed

@@ -10,23 +10,59 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedshift import core, data, errors, ratio
+    from fedshift import core, data, errors, federation, learn, ratio
     from fedshift.core.weights import Weighting, Weights, effective_sample_size
+    from fedshift.data import shift
+    from fedshift.data.federation import ClientData, Federation
+    from fedshift.estimators import FederatedClassifier, FederatedRegressor
+    from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
+    from fedshift.learn import models
     from fedshift.ratio.reweight import Reweighter
+    from fedshift.workflow import Settings, run
 
 __version__ = "0.1.0"
 
 #: names of the one door and where they live; loaded on first use
 _HOME = {
+    "ClientData": "fedshift.data.federation",
+    "FedAvg": "fedshift.federation.plan",
+    "FedSGD": "fedshift.federation.plan",
+    "FederatedClassifier": "fedshift.estimators",
+    "FederatedRegressor": "fedshift.estimators",
+    "Federation": "fedshift.data.federation",
+    "Optimizer": "fedshift.federation.plan",
+    "QSGD": "fedshift.federation.plan",
     "Reweighter": "fedshift.ratio.reweight",
+    "Settings": "fedshift.workflow",
+    "TopK": "fedshift.federation.plan",
     "Weighting": "fedshift.core.weights",
     "Weights": "fedshift.core.weights",
     "effective_sample_size": "fedshift.core.weights",
+    "run": "fedshift.workflow",
 }
-_ROOMS = ("core", "data", "errors", "ratio")
+_ROOMS = {
+    "core": "fedshift.core",
+    "data": "fedshift.data",
+    "errors": "fedshift.errors",
+    "federation": "fedshift.federation",
+    "learn": "fedshift.learn",
+    "models": "fedshift.learn.models",
+    "ratio": "fedshift.ratio",
+    "shift": "fedshift.data.shift",
+}
 
 __all__ = [
+    "QSGD",
+    "ClientData",
+    "FedAvg",
+    "FedSGD",
+    "FederatedClassifier",
+    "FederatedRegressor",
+    "Federation",
+    "Optimizer",
     "Reweighter",
+    "Settings",
+    "TopK",
     "Weighting",
     "Weights",
     "__version__",
@@ -34,13 +70,18 @@ __all__ = [
     "data",
     "effective_sample_size",
     "errors",
+    "federation",
+    "learn",
+    "models",
     "ratio",
+    "run",
+    "shift",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
-        return import_module(f"fedshift.{name}")
+        return import_module(_ROOMS[name])
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'fedshift' has no attribute {name!r}")

@@ -6,9 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedshift import __version__
 from fedshift.errors import FedshiftError
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # has no public name
+
+# what the commands need is imported in them, so that --help and a mistyped option answer at once
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,33 +25,181 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"fedshift {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser(
-        "demo",
-        help="estimate the ratios of five label-shifted clients and compare with the truth",
-        description="Five clients of scikit-learn's digits, nothing to download: estimates every "
-        "client's density ratios, prints them against the exact ones, writes a plot and a record.",
-    )
-    demo.add_argument(
-        "--out", type=Path, default=Path("fedshift-demo"), help="folder for plot and record"
-    )
-    demo.add_argument("--seed", type=int, default=0, help="seed of the split and the estimators")
+    _add_run(commands)
+    _add_list(commands)
+    _add_demo(commands)
+    _add_doctor(commands)
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 if it did what was asked, 1 with one line on what went wrong."""
-    arguments = parser().parse_args(argv)
-    try:
-        from fedshift.demo import run  # heavy imports wait until the arguments are sound
+def _add_run(commands: Commands) -> None:
+    sub = commands.add_parser(
+        "run",
+        help="run a recipe; finished runs are skipped, killed ones go on",
+        description="Runs every method and seed of a recipe and shows them side by side. Runs are "
+        "kept in OUT/RECIPE/METHOD/seed-N; the same command goes on after a kill.",
+    )
+    sub.add_argument(
+        "recipe", metavar="RECIPE", help="a name from 'fedshift list', or a .toml file"
+    )
+    sub.add_argument("--seeds", metavar="0:5", help="seeds instead of the recipe's: 3, 0:5 or 0,2")
+    sub.add_argument(
+        "--method",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="only these methods",
+    )
+    sub.add_argument("--out", type=Path, default=Path("runs"), help="folder of all runs (runs)")
+    sub.add_argument("--device", metavar="cpu|cuda", help="default: a GPU if there is one")
+    sub.add_argument(
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        dest="changes",
+        metavar="KEY=VALUE",
+        help="change the recipe: plan.iterations=50, method.FTW.weighting.clip=20",
+    )
+    sub.add_argument("--fresh", action="store_true", help="replace runs that are there")
+    sub.add_argument("--dry-run", action="store_true", help="check and show, do not run")
+    _add_data_dir(sub)
+    sub.set_defaults(command=_run)
 
-        run(arguments.out, seed=arguments.seed)
+
+def _add_list(commands: Commands) -> None:
+    sub = commands.add_parser(
+        "list", help="recipes, data sets, models, objectives and estimators there are"
+    )
+    _add_data_dir(sub)
+    sub.set_defaults(command=_list)
+
+
+def _add_demo(commands: Commands) -> None:
+    sub = commands.add_parser(
+        "demo",
+        help="five label-shifted clients of scikit-learn's digits, nothing to download",
+        description="Five clients of scikit-learn's digits, nothing to download: estimates every "
+        "client's density ratios, compares with the truth, writes a plot and a record.",
+    )
+    sub.add_argument(
+        "--out", type=Path, default=Path("fedshift-demo"), help="folder for plot and record"
+    )
+    sub.add_argument("--seed", type=int, default=0, help="seed of the split and the estimators")
+    sub.set_defaults(command=_demo)
+
+
+def _add_doctor(commands: Commands) -> None:
+    sub = commands.add_parser("doctor", help="does this installation work, and what is missing")
+    sub.add_argument("--out", type=Path, default=Path("runs"), help="folder to try to write to")
+    _add_data_dir(sub)
+    sub.set_defaults(command=_doctor)
+
+
+def _add_data_dir(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of data sets; else FEDSHIFT_DATA and the usual places",
+    )
+
+
+def _run(given: argparse.Namespace) -> int:
+    from fedshift.experiments.recipe import Recipe, seeds
+    from fedshift.experiments.runner import describe, run
+
+    recipe = Recipe.load(given.recipe)
+    changes = [*given.changes]
+    if given.device is not None:
+        changes.append(f'train.device="{given.device}"')
+    if changes:
+        recipe = recipe.changed(changes)
+    chosen = seeds(given.seeds) if given.seeds else ()
+    if given.dry_run:
+        describe(recipe, given.out, methods=given.method, seeds=chosen, data_dir=given.data_dir)
+        return 0
+    try:
+        run(
+            recipe,
+            given.out,
+            methods=given.method,
+            seeds=chosen,
+            data_dir=given.data_dir,
+            fresh=given.fresh,
+        )
+    except KeyboardInterrupt:
+        print(
+            "fedshift: interrupted; the same command goes on from the last checkpoint",
+            file=sys.stderr,
+        )
+        return 130
+    return 0
+
+
+def _list(given: argparse.Namespace) -> int:
+    from fedshift.data.sources import NAMES, available
+    from fedshift.experiments.recipe import Recipe, recipes
+    from fedshift.experiments.shifts import SHIFTS
+    from fedshift.learn.models import MODELS
+    from fedshift.learn.objective import Objective
+    from fedshift.workflow import ESTIMATORS
+
+    here = {name: available(name, given.data_dir) for name in NAMES}
+    known = {name: Recipe.load(name) for name in recipes()}
+    width = max(map(len, known))
+    print("recipes (fedshift run NAME)")
+    for name, recipe in known.items():
+        source = recipe.data.source
+        missing = "" if source is None or here[source] else f" (needs {source}, not here)"
+        print(f"  {name:{width}}  {recipe.title}{missing}")
+    print("data sets")
+    for name, found in here.items():
+        print(f"  {name:{width}}  {'here' if found else 'not here; fedshift doctor says why'}")
+    focused = (f"{kind}:CLIENT" for kind in Objective.FOCUSED)
+    for title, names in (
+        ("shifts", SHIFTS),
+        ("models", MODELS),
+        ("objectives", (*Objective.KINDS, *focused)),
+        ("estimators", ("exact", *ESTIMATORS)),
+    ):
+        print(f"{title}\n  {', '.join(names)}")
+    return 0
+
+
+def _demo(given: argparse.Namespace) -> int:
+    from fedshift.demo import run
+
+    run(given.out, seed=given.seed)
+    return 0
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from fedshift.doctor import run_doctor
+
+    return 0 if run_doctor(given.out, data_dir=given.data_dir) else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns
+    -------
+    int
+        0 if it did what was asked; 1 with one line on what went wrong; 130 if interrupted. Wrong
+        usage exits with 2.
+    """
+    given = parser().parse_args(argv)
+    try:
+        code: int = given.command(given)
     except FedshiftError as error:
         print(f"fedshift: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("fedshift: interrupted", file=sys.stderr)
         return 130
-    return 0
+    return code
 
 
 if __name__ == "__main__":

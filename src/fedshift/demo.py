@@ -1,144 +1,137 @@
-"""The demonstration: five label-shifted clients of scikit-learn's digits, ratios against truth."""
+"""The demonstration: five label-shifted clients of scikit-learn's digits, trained five ways."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from sklearn.datasets import load_digits
 
 from fedshift.core.files import write_text
-from fedshift.core.samples import Float64Array
-from fedshift.core.weights import effective_sample_size
-from fedshift.data import Federation, Labels
-from fedshift.ratio.auto import Auto
+from fedshift.data import Federation, Labels, load
+from fedshift.federation.plan import FedSGD
+from fedshift.learn.evaluate import predict
 from fedshift.ratio.multi_source import MultiSource
+from fedshift.workflow import Outcome, Settings
+from fedshift.workflow import run as train
 
 #: rows of the main class and of each other class that a client trains on and is used on
 TRAIN, TEST = (90, 3), (55, 3)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the demo's table.
-
-    Attributes
-    ----------
-    correlation : float
-        Of estimated with exact log ratios over the client's training rows.
-    error, constant : float
-        Normalised mean squared error of the weights, and that of equal weights.
-    ess, exact_ess : float
-        Effective sample size with estimated and with exact ratios.
-    """
-
-    client: str
-    estimator: str
-    n: int
-    correlation: float
-    error: float
-    constant: float
-    ess: float
-    exact_ess: float
+#: name, objective, whether the ratios are exact
+METHODS = (
+    ("ERM", "erm", True),
+    ("FITW exact", "fitw", True),
+    ("FTW exact", "ftw", True),
+    ("FITW estimated", "fitw", False),
+    ("FTW estimated", "ftw", False),
+)
 
 
 def digits_federation(*, seed: int = 0) -> Federation:
     """Five clients: each trains mostly on one of 5..9 and is used mostly on one of 0..4."""
-    digits = load_digits()
-    rng = np.random.default_rng(seed)
-    train = np.zeros(len(digits.target), dtype=bool)
-    for c in range(10):  # six tenths of every class may be trained on
-        index = rng.permutation(np.flatnonzero(digits.target == c))
-        train[index[: int(0.6 * len(index))]] = True
-    x = digits.images / 16.0
-    return Labels.one_class_each(train=TRAIN, test=TEST).split(
-        x[train], digits.target[train], x[~train], digits.target[~train], seed=seed
-    )
+    shift = Labels.one_class_each(train=TRAIN, test=TEST)
+    federation = load("digits").split(shift, seed=seed)
+    grey = tuple(replace(c, x=c.x[:, 0], test_x=c.test_x[:, 0]) for c in federation)
+    return replace(federation, clients=grey)
 
 
-def compare(client: str, estimator: str, exact: Float64Array, estimated: Float64Array) -> Row:
-    """Estimated against exact log ratios of one client."""
-    truth, weight = np.exp(exact), np.exp(estimated)
-    truth, weight = truth / truth.mean(), weight / weight.mean()
-    return Row(
-        client,
-        estimator,
-        len(exact),
-        float(np.corrcoef(exact, estimated)[0, 1]),
-        float(np.mean(np.square(weight - truth))),
-        float(np.var(truth)),
-        effective_sample_size(weight),
-        effective_sample_size(truth),
-    )
-
-
-def estimate(
-    federation: Federation, *, seed: int, console: Console
-) -> dict[str, dict[str, Float64Array]]:
-    """Out-of-fold log ratios of every client's training rows, by estimator and client."""
+def run(out: Path, *, seed: int = 0, console: Console | None = None) -> dict[str, Outcome]:
+    """Train with every method, print the tables, write plot and record; returns the outcomes."""
+    console = console or Console()
+    begin = time.perf_counter()
+    federation = digits_federation(seed=seed)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    outcomes: dict[str, Outcome] = {}
     with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task("multi-source network over all ten laws")
+        shown = progress.add_task("one ratio model over all ten laws; no row leaves a client")
         shared = MultiSource(folds=5, seed=seed).fit(
             source=federation.train, target=federation.test
         )
-        by_client = {c.name: shared.source_log_ratio(c.name) for c in federation}
-        alone = {}
-        for c in federation:
-            progress.add_task(f"Auto for {c.name}")
-            alone[c.name] = (
-                Auto(seed=seed).fit(source=c.x, target=federation.test).source_log_ratio_
+        for name, objective, exact in METHODS:
+            progress.update(shown, description=f"training: {name}")
+            settings = Settings(
+                objective=objective,
+                ratio="exact" if exact else shared,
+                model="linear",
+                plan=FedSGD(iterations=500, lr=0.01, batch_size=32, seed=seed),
+                seed=seed,
             )
-    return {"MultiSource": by_client, "Auto": alone}
-
-
-def run(out: Path, *, seed: int = 0, console: Console | None = None) -> list[Row]:
-    """Estimate, print the table, write the plot and the record; returns the table's rows."""
-    console = console or Console()
-    federation = digits_federation(seed=seed)
-    exact = {c.name: federation.exact_log_ratio(c.name) for c in federation}
-    estimated = estimate(federation, seed=seed, console=console)
-    rows = [
-        compare(c.name, name, exact[c.name], by_client[c.name])
-        for c in federation
-        for name, by_client in estimated.items()
-    ]
-    console.print(_table(rows))
-    write_text(out / "demo.json", json.dumps([asdict(r) for r in rows], indent=1) + "\n")
+            outcomes[name] = train(federation, settings)
+    console.print(_table(outcomes))
+    gain, error = paired_gain(federation, outcomes["FTW estimated"], outcomes["ERM"])
+    console.print(
+        f"FTW with estimated ratios − ERM, on the same test rows: {gain:+.3f} ± {1.96 * error:.3f} "
+        "(95 %), mean over clients"
+    )
+    record = {
+        "methods": {n: _record(o) for n, o in outcomes.items()},
+        "gain": {"mean": gain, "standard_error": error},
+        "seconds": time.perf_counter() - begin,
+    }
+    write_text(out / "demo.json", json.dumps(record, indent=1) + "\n")
     console.print(f"record: {out / 'demo.json'}")
     try:
-        from fedshift.report.figures import ratio_scatter
+        from fedshift.report.figures import client_accuracy, ratio_scatter
     except ImportError:
         console.print("no plot: matplotlib is missing; pip install 'fedshift[report]' adds it")
     else:
-        console.print(f"plot:   {ratio_scatter(exact, estimated, out / 'ratios.svg')}")
-    return rows
+        scores = {n: o.evaluation for n, o in outcomes.items() if o.evaluation is not None}
+        console.print(f"plots:  {client_accuracy(scores, out / 'accuracy.svg')}")
+        exact = {c.name: federation.exact_log_ratio(c.name) for c in federation}
+        found = {c.name: shared.source_log_ratio(c.name) for c in federation}
+        ratio_scatter(exact, {"estimated": found}, out / "ratios.svg")
+        console.print(f"        {out / 'ratios.svg'}")
+    return outcomes
 
 
-def _table(rows: list[Row]) -> Table:
+def paired_gain(federation: Federation, a: Outcome, b: Outcome) -> tuple[float, float]:
+    """Difference of mean accuracy over clients, a − b, and its standard error, row by row."""
+    means, variances = [], []
+    for c in federation:
+        right = []
+        for outcome in (a, b):
+            scores = predict(outcome.model(c.name), torch.as_tensor(c.test_x, dtype=torch.float32))
+            right.append(scores.argmax(1).numpy() == c.test_y)
+        difference = right[0].astype(float) - right[1]
+        means.append(difference.mean())
+        variances.append(difference.var(ddof=1) / len(difference))
+    return float(np.mean(means)), float(np.sqrt(np.sum(variances)) / len(means))
+
+
+def _record(outcome: Outcome) -> dict[str, Any]:
+    scores = outcome.evaluation
+    assert scores is not None
+    return {
+        "mean": scores.mean,
+        "interval": list(scores.interval),
+        "clients": scores.to_records(),
+        "ledger": outcome.ledger.to_records(),
+        "seconds": outcome.seconds,
+    }
+
+
+def _table(outcomes: dict[str, Outcome]) -> Table:
     table = Table(
-        title="Estimated against exact ratios Σ p_test / p_train (digits, five clients)",
-        caption="corr.: of log ratios · error: of the weights, and that of equal weights · "
-        "ESS: effective sample size",
+        title="Accuracy on each client's own test law (digits, five clients, linear model)",
+        caption="ERM: no weights · FITW: towards the client's own test law · FTW: towards all "
+        "clients' · estimated: from one multi-source model",
     )
-    for name in ("client", "rows", "estimator"):
-        table.add_column(name, no_wrap=True)
-    for name in ("corr.", "error", "equal", "ESS", "exact"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for r in rows:
-        table.add_row(
-            r.client,
-            str(r.n),
-            r.estimator,
-            f"{r.correlation:.2f}",
-            f"{r.error:.2f}",
-            f"{r.constant:.2f}",
-            f"{r.ess:.0f}",
-            f"{r.exact_ess:.0f}",
-        )
+    table.add_column("client", no_wrap=True)
+    for name in outcomes:
+        table.add_column(name, justify="right")
+    scores = {n: o.evaluation for n, o in outcomes.items() if o.evaluation is not None}
+    first = next(iter(scores.values()))
+    for row in first.rows:
+        table.add_row(row.client, *(f"{e[row.client].value:.3f}" for e in scores.values()))
+    table.add_section()
+    table.add_row("mean", *(f"{e.mean:.3f}" for e in scores.values()))
+    table.add_row("95 %", *("{:.2f}–{:.2f}".format(*e.interval) for e in scores.values()))
+    table.add_row("worst", *(f"{e.worst.value:.3f}" for e in scores.values()))
     return table

@@ -250,7 +250,7 @@ def log_ratios(
         return out
     if method == "exact":
         return out | {n: federation.exact_log_ratio(n, goal) for n, goal in asked.items()}
-    estimator = _estimator(method, seed) if isinstance(method, str) else method
+    estimator = make_estimator(method, seed=seed) if isinstance(method, str) else method
     if hasattr(estimator, "source_log_ratio"):  # one model for all clients
         known = getattr(estimator, "sources_", None)
         if known is None or sorted(known) != sorted(out):
@@ -268,15 +268,16 @@ def log_ratios(
     return out
 
 
-def _estimator(name: str, seed: int) -> Any:
+def make_estimator(name: str, *, seed: int, **options: Any) -> Any:
+    """An estimator of `ESTIMATORS` by name, with options; imported when it is asked for."""
     from importlib import import_module
 
     module, _, kind = ESTIMATORS[name].partition(".")
     made = getattr(import_module(f"fedshift.ratio.{module}"), kind)
-    options: dict[str, Any] = {"seed": seed} if "seed" in made().get_params() else {}
+    given: dict[str, Any] = {"seed": seed} if "seed" in made().get_params() else {}
     if name == "multi-source":
-        options["folds"] = 5  # held-out logits calibrate every ratio
-    return made(**options)
+        given["folds"] = 5  # held-out logits calibrate every ratio
+    return made(**{**given, **options})
 
 
 def _record_sharing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -114,6 +115,12 @@ def test_weighted_rows_come_in_proportion_to_their_weight() -> None:
     some = weight > 0
     expected = weight[some] / weight.sum() * len(drawn)
     assert stats.chisquare(counts[some], expected).pvalue > 0.01
+
+
+def test_a_row_without_weight_is_not_drawn_even_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw, "uniform", lambda name, at: np.zeros(len(at)))
+    drawn = draw.Rows(0, "a", 3, 5, np.array([0.0, 1.0, 1.0])).batches(0, 1)
+    assert (drawn == 1).all()
 
 
 @given(SEEDS, st.integers(1, 30), st.integers(1, 40), st.integers(0, 1000))

@@ -8,9 +8,9 @@ can speak for a tenth of the target only.
 
 Both clients divide their loss by the mean of their weights. If the server weighs them with these
 means (the matched normalisers), the global objective is the sum of the true weighted losses: the
-target risk plus the part of it that comes from the lowest tenth. If it weighs them with their numbers of rows, as is usual, "part"
-counts thirty times too much and the line leans to the lowest tenth. Without weights it also leans
-to the lower half of "whole".
+target risk plus the part of it that comes from the lowest tenth. If it weighs them with their
+numbers of rows, as is usual, "part" counts thirty times too much and the line leans to the lowest
+tenth. Without weights it also leans to the lower half of "whole".
 """
 
 from __future__ import annotations

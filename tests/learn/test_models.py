@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,13 @@ from torch import nn
 
 from fedshift.errors import InputError
 from fedshift.learn.models import MLP, MODELS, LeNet, Linear, ResNet18, build
+
+
+@pytest.fixture(autouse=True)
+def _own_generator() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def count(model: nn.Module) -> int:
@@ -62,8 +70,11 @@ def test_linear_starts_at_zero() -> None:
 def test_lenet_pools_before_the_rectifier_without_a_difference() -> None:
     net = LeNet((8, 8), 3)
     x = torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(0))
-    y = torch.max_pool2d(torch.relu(net.conv1(x.unsqueeze(1))), 2)
-    y = torch.max_pool2d(torch.relu(net.conv2(y)), 2).flatten(1)
+    y = x.unsqueeze(1)
+    for layer in (net.conv1, net.conv2):  # the textbook's order
+        y = torch.conv2d(y, layer.weight, layer.bias, padding=layer.padding)
+        y = torch.max_pool2d(torch.relu(y), 2)
+    y = y.flatten(1)
     y = net.fc3(torch.relu(net.fc2(torch.relu(net.fc1(y)))))
     torch.testing.assert_close(net(x), y)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,6 +31,13 @@ LAYERS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
     "3d": (nn.BatchNorm3d, (12, C, 2, 3, 2)),
     "sync": (nn.SyncBatchNorm, (12, C, 4, 5)),
 }
+
+
+@pytest.fixture(autouse=True)
+def _own_generator() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

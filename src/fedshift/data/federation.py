@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -86,7 +87,7 @@ class Federation:
         if not self.clients:
             raise InputError("a federation needs at least one client; got none")
         names = [c.name for c in self.clients]
-        twice = sorted({n for n in names if names.count(n) > 1})
+        twice = sorted(n for n, count in Counter(names).items() if count > 1)
         if twice:
             raise InputError(f"clients need names of their own; got {twice} more than once")
         if {"all", "own"} & set(names):
@@ -99,6 +100,19 @@ class Federation:
                     f"client {c.name!r} must have rows of shape {self.clients[0].x.shape[1:]}, as "
                     f"client {names[0]!r}; got {c.x.shape[1:]}"
                 )
+
+    @classmethod
+    def of(cls, clients: Mapping[str, Sequence[Any]]) -> Federation:
+        """A federation from ``{name: (x, y, test_x)}`` or ``{name: (x, y, test_x, test_y)}``."""
+        made = []
+        for name, parts in clients.items():
+            if len(parts) not in (3, 4):
+                raise InputError(
+                    f"client {name!r}: needs (x, y, test_x) or (x, y, test_x, test_y); got "
+                    f"{len(parts)} parts"
+                )
+            made.append(ClientData.of(str(name), *parts))
+        return cls(tuple(made))
 
     def __len__(self) -> int:
         """Number of clients."""

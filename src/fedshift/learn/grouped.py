@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.learn.norm import ClientNorm, norm_layers
+from fedshift.learn.pooled import PooledConv, pooled_conv
 
 #: products of channels in and out below which a GPU multiplies by banded matrices
 NARROW = 256
@@ -94,6 +95,20 @@ class GroupedConv2d(nn.Module):
         if self.bias is not None:
             out = out + self.bias.view(g, 1, 1, 1, o)
         return out.reshape(n, out_h, out_w, o).movedim(3, 1)
+
+
+class GroupedPooledConv(GroupedConv2d):
+    """A `PooledConv` with weights (groups, out, in, k, k)."""
+
+    def __init__(self, layer: PooledConv, groups: int) -> None:
+        super().__init__(layer, groups)
+        self.copies = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 4:
+            return F.relu(F.max_pool2d(super().forward(x), 2))
+        assert self.bias is not None
+        return pooled_conv(x, self.weight, self.bias, padding=self.settings["padding"][0])
 
 
 def _places(width: int, out: int, kernel: int, stride: int, device: torch.device) -> Tensor:
@@ -189,7 +204,7 @@ def _known(model: nn.Module) -> bool:
             plain = layer.groups == 1 and layer.padding_mode == "zeros"
             if not (plain and isinstance(layer.padding, tuple) and layer.dilation == (1, 1)):
                 return False
-        elif kind not in (nn.Linear, nn.GroupNorm):
+        elif kind not in (nn.Linear, nn.GroupNorm, PooledConv):
             return False
     return True
 
@@ -197,6 +212,8 @@ def _known(model: nn.Module) -> bool:
 def _exchange(module: nn.Module, groups: int) -> nn.Module:
     if isinstance(module, nn.Linear):
         return GroupedLinear(module, groups)
+    if isinstance(module, PooledConv):
+        return GroupedPooledConv(module, groups)
     if isinstance(module, nn.Conv2d):
         return GroupedConv2d(module, groups)
     if isinstance(module, nn.GroupNorm) and module.affine:

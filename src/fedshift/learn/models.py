@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fedshift.core.params import nearest
 from fedshift.errors import InputError
+from fedshift.learn.pooled import PooledConv, rows_first, rows_last
 
 Shape = tuple[int, ...]
 
@@ -19,7 +20,7 @@ Shape = tuple[int, ...]
 class LeNet(nn.Module):
     """LeNet-5: two convolutions, three linear layers; 61,706 parameters for 28 × 28 grey images.
 
-    Pooling comes before the rectifier: the two commute, and a quarter of the numbers is left.
+    Pooling comes before the rectifier: the two commute (`fedshift.learn.pooled`).
 
     Parameters
     ----------
@@ -36,8 +37,8 @@ class LeNet(nn.Module):
         kernel = 5 if min(side) >= 8 else 3
         side = [(n - kernel + 1) // 2 for n in side]
         self.grey = len(shape) == 2
-        self.conv1 = nn.Conv2d(c, 6, 5, padding=padding)
-        self.conv2 = nn.Conv2d(6, 16, kernel)
+        self.conv1 = PooledConv(c, 6, 5, padding=padding)
+        self.conv2 = PooledConv(6, 16, kernel)
         self.fc1 = nn.Linear(16 * math.prod(side), 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
@@ -45,9 +46,11 @@ class LeNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, classes)."""
         x = x.unsqueeze(1) if self.grey else x
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
-        x = F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
+        if x.is_cuda:
+            x = self.conv2(self.conv1(x)).flatten(1)
+        else:
+            x = rows_first(self.conv2(self.conv1(rows_last(x, self.conv1.copies))))
+        x = F.relu(self.fc2(F.relu(self.fc1(x))))
         out: Tensor = self.fc3(x)
         return out
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from fedshift.core.files import atomic_path
 from fedshift.core.samples import Float64Array
+from fedshift.learn.evaluate import Evaluation
 
 #: colour-blind safe (Okabe and Ito)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -46,6 +47,44 @@ def ratio_scatter(
         axis.set_xlabel("exact log ratio")
     axes[0].set_ylabel("estimated log ratio")
     axes[0].legend(frameon=False, fontsize=8)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="svg")
+    return path
+
+
+def client_accuracy(scores: Mapping[str, Evaluation], path: Path) -> Path:
+    """Accuracy of every client as dots with 95 % intervals, a colour for each method.
+
+    Parameters
+    ----------
+    scores : mapping of method to Evaluation
+    path : Path
+        Where the SVG goes; written under a temporary name first.
+    """
+    clients = [row.client for row in next(iter(scores.values())).rows]
+    figure = Figure(figsize=(1.6 + 1.3 * len(clients), 3.6), layout="constrained")
+    FigureCanvasSVG(figure)
+    axis = figure.subplots()
+    step = 0.7 / max(1, len(scores) - 1)
+    for k, (name, evaluation) in enumerate(scores.items()):
+        rows = [evaluation[client] for client in clients]
+        at = np.arange(len(clients)) + (k - (len(scores) - 1) / 2) * step
+        value = np.array([row.value for row in rows])
+        spread = np.array([[v - r.low, r.high - v] for v, r in zip(value, rows, strict=True)]).T
+        axis.errorbar(
+            at,
+            value,
+            yerr=spread.clip(min=0),
+            fmt="osD^v"[k % 5],
+            ms=5,
+            lw=1.2,
+            color=COLOURS[k % len(COLOURS)],
+            label=f"{name}: mean {evaluation.mean:.3f}",
+        )
+    axis.set_xticks(np.arange(len(clients)), clients)
+    axis.set_ylabel("accuracy on its test law")
+    axis.grid(axis="y", color="0.9")
+    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="svg")
     return path

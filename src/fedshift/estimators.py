@@ -1,0 +1,241 @@
+"""scikit-learn faces of federated training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+from torch import nn
+
+from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows
+from fedshift.core.weights import Weighting
+from fedshift.data.federation import ClientData, Federation
+from fedshift.errors import InputError
+from fedshift.federation.plan import FedSGD, Plan
+from fedshift.learn.evaluate import Evaluation, predict
+from fedshift.workflow import Outcome, Settings, run, score
+
+Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
+
+
+class _Federated(BaseEstimator):
+    """What classifier and regressor share: settings in, an `Outcome` learned."""
+
+    _loss: str
+
+    def __init__(
+        self,
+        model: Model = "mlp",
+        *,
+        objective: str = "ftw",
+        ratio: Any = "multi-source",
+        weighting: Weighting | None = None,
+        plan: Plan | None = None,
+        validation: float = 0.0,
+        patience: int | None = None,
+        choose: str = "last",
+        engine: str = "fused",
+        device: str | None = None,
+        folder: Path | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.objective = objective
+        self.ratio = ratio
+        self.weighting = weighting
+        self.plan = plan
+        self.validation = validation
+        self.patience = patience
+        self.choose = choose
+        self.engine = engine
+        self.device = device
+        self.folder = folder
+        self.seed = seed
+
+    def _settings(self) -> Settings:
+        options: dict[str, Any] = {
+            "objective": self.objective,
+            "ratio": self.ratio,
+            "weighting": Weighting() if self.weighting is None else self.weighting,
+            "model": self.model,
+            "plan": FedSGD(seed=self.seed) if self.plan is None else self.plan,
+            "loss": self._loss,
+            "validation": self.validation,
+            "patience": self.patience,
+            "choose": self.choose,
+            "engine": self.engine,
+            "device": self.device,
+            "seed": self.seed,
+        }
+        return Settings(**options)
+
+    def fit(self, federation: Federation) -> Self:
+        """Estimate ratios, train, and evaluate where test labels are there.
+
+        Parameters
+        ----------
+        federation : Federation
+        """
+        if not isinstance(federation, Federation):
+            raise InputError(
+                f"fit takes a fedshift.data.Federation; got {type(federation).__name__}; make one "
+                "with Federation.of({name: (x, y, test_x)}) or a shift of fedshift.data"
+            )
+        self._learn_labels(federation)
+        folder = None if self.folder is None else Path(self.folder)
+        self.outcome_: Outcome = run(self._encoded(federation), self._settings(), folder=folder)
+        self.weights_ = self.outcome_.weights
+        self.history_ = self.outcome_.history
+        self.ledger_ = self.outcome_.ledger
+        self.row_shape_ = federation[0].x.shape[1:]
+        return self
+
+    def evaluate(self, federation: Federation) -> Evaluation:
+        """Scores on every client's test rows; all need test labels."""
+        check_is_fitted(self, "outcome_")
+        out = self.outcome_
+        return score(out.task, out.state, self._encoded(federation), self._settings(), out.weights)
+
+    def _scores(self, X: Rows, client: str | None) -> FloatArray:
+        check_is_fitted(self, "outcome_")
+        x = as_rows(X, name="X")
+        if x.shape[1:] != self.row_shape_:
+            raise InputError(
+                f"X must have rows of shape {self.row_shape_}, as in fit; got {x.shape[1:]}"
+            )
+        model = self.outcome_.model(client)
+        kind = next(model.parameters()).dtype
+        found: FloatArray = predict(model, torch.as_tensor(x, dtype=kind)).double().numpy()
+        return found
+
+    def _learn_labels(self, federation: Federation) -> None:
+        """Remember the classes."""
+
+    def _encoded(self, federation: Federation) -> Federation:
+        """The federation with labels as the training engine takes them."""
+        raise NotImplementedError
+
+
+class FederatedClassifier(_Federated):
+    """One classifier for all clients, trained on weighted rows that stay where they are.
+
+    Parameters
+    ----------
+    model : {"mlp", "linear", "lenet", "resnet18"}, module or callable
+    objective : str
+        "erm", "ftw", "fitw", "focus:CLIENT" (`fedshift.learn.objective.Objective`).
+    ratio : str, estimator or mapping
+        "exact", a name or an estimator of `fedshift.ratio`, or log ratios by client. Other than
+        "multi-source", estimators for "ftw" read all clients' raw test rows; the ledger says so.
+    weighting : Weighting, optional
+    plan : FedSGD or FedAvg, optional
+    validation, patience, choose
+        Early stopping and model choice on importance-weighted validation rows.
+    engine : {"fused", "reference"}
+    device : str, optional
+    folder : path, optional
+        Keeps checkpoints; a second `fit` of the same goes on from them.
+    seed : int
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        Of all clients' training labels.
+    outcome_ : Outcome
+    weights_, history_, ledger_
+        Parts of it.
+
+    Examples
+    --------
+    >>> from fedshift.data import GaussianShift
+    >>> from fedshift.federation import FedSGD
+    >>> fed = GaussianShift.mean_shift(d=2, clients=2).draw(seed=0)
+    >>> plan = FedSGD(iterations=50, lr=0.05)
+    >>> clf = FederatedClassifier("linear", ratio="exact", plan=plan).fit(fed)
+    >>> clf.predict(fed[0].test_x[:3]).shape
+    (3,)
+    """
+
+    _loss = "cross-entropy"
+
+    def _learn_labels(self, federation: Federation) -> None:
+        self.classes_ = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
+        if len(self.classes_) < 2:
+            raise InputError(
+                f"a classifier needs at least two classes over all clients; got {self.classes_}"
+            )
+
+    def _encoded(self, federation: Federation) -> Federation:
+        return replace(
+            federation,
+            clients=tuple(
+                replace(
+                    c,
+                    y=self._codes(c, c.y, "y"),
+                    test_y=None if c.test_y is None else self._codes(c, c.test_y, "test_y"),
+                )
+                for c in federation
+            ),
+            truth=_Translated(federation) if federation.truth is not None else None,
+        )
+
+    def _codes(self, c: ClientData, y: npt.NDArray[Any], part: str) -> npt.NDArray[np.int64]:
+        at = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
+        unknown = self.classes_[at] != y
+        if unknown.any():
+            raise InputError(
+                f"client {c.name!r}: {part} must hold classes met in training, "
+                f"{list(self.classes_)}; got {y[np.argmax(unknown)]!r}; no client can teach it"
+            )
+        return np.asarray(at, dtype=np.int64)
+
+    def predict_proba(self, X: Rows, *, client: str | None = None) -> Float64Array:
+        """Class probabilities (n, classes); a client's own model where BatchNorm is local."""
+        scores = torch.as_tensor(self._scores(X, client))
+        out: Float64Array = torch.softmax(scores, dim=1).numpy()
+        return out
+
+    def predict(self, X: Rows, *, client: str | None = None) -> npt.NDArray[Any]:
+        """Classes of rows."""
+        return np.asarray(self.classes_[self._scores(X, client).argmax(axis=1)])
+
+
+class FederatedRegressor(_Federated):
+    """One regression for all clients, with squared loss; parameters as `FederatedClassifier`."""
+
+    _loss = "squared"
+
+    def _encoded(self, federation: Federation) -> Federation:
+        return replace(
+            federation,
+            clients=tuple(
+                replace(
+                    c,
+                    y=np.asarray(c.y, dtype=np.float64),
+                    test_y=None if c.test_y is None else np.asarray(c.test_y, dtype=np.float64),
+                )
+                for c in federation
+            ),
+        )
+
+    def predict(self, X: Rows, *, client: str | None = None) -> Float64Array:
+        """Predictions of rows, (n,)."""
+        return np.asarray(self._scores(X, client), dtype=np.float64).reshape(-1)
+
+
+class _Translated:
+    """Exact ratios of a federation whose labels were encoded: ask the one with its own labels."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._original = federation
+
+    def log_ratio(self, federation: Federation, client: str, goal: str) -> Float64Array:
+        """Log ratio at every training row of a client."""
+        return self._original.exact_log_ratio(client, goal)

@@ -1,0 +1,1 @@
+"""Recipes, the runs they make and the records those leave."""
