@@ -29,10 +29,10 @@ def lines(head: str, rows: list[str]) -> str:
     return "\n".join([head, rule, *rows])
 
 
-def ratio() -> str:
+def ratio(name: str = "ratio") -> str:
     """Auto beside the best peer on every task."""
     rows = []
-    for task, figures in record("ratio")["means"].items():
+    for task, figures in record(name)["means"].items():
         peers = [
             (f["nmse"], m)
             for m, f in figures.items()
@@ -75,6 +75,42 @@ def scale() -> str:
     return lines("| estimator | rows a side | fit, s | predict, s | peak GiB |", rows)
 
 
+def fresh() -> str:
+    """The same on seeds that `Auto` was not built on."""
+    return ratio("ratio_fresh")
+
+
+def digits() -> str:
+    """Downstream accuracy on the digits over many seeds."""
+    figures = record("digits")["means"]["digits"]
+    rows = [
+        f"| {method} | {f['nmse']:.2f} | {f['accuracy']:.3f} | {f['seeds']} |"
+        for method, f in sorted(figures.items(), key=lambda item: -(item[1]["accuracy"] or 0))
+        if f["nmse"] is not None and f["accuracy"] is not None
+    ]
+    return lines("| method | NMSE | downstream accuracy | seeds |", rows)
+
+
+def bars(name: str) -> str:
+    """The bars of a record."""
+    rows = [
+        f"| {b['name']} | {b['figure']:.3g} | {b['kind'].replace('<=', '≤').replace('>=', '≥')} "
+        f"{b['bound']:g} | {'yes' if b['passed'] else 'NO'} |"
+        for b in record(name)["bars"]
+    ]
+    return lines("| what | figure | bar | met |", rows)
+
+
+def training() -> str:
+    """Speed on the CPU."""
+    return bars("training")
+
+
+def training_gpu() -> str:
+    """Speed on a GPU."""
+    return bars("training_gpu")
+
+
 def main() -> int:
     """Fill the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -82,7 +118,8 @@ def main() -> int:
     check = parser.parse_args().check
     text = PAGE.read_text(encoding="utf-8")
     new = text
-    for name, make in (("ratio", ratio), ("bound", bound), ("scale", scale)):
+    makers = (ratio, fresh, digits, bound, scale, training, training_gpu)
+    for name, make in ((m.__name__, m) for m in makers):
         if f"<!-- {name} -->" not in new:
             continue
         table = make()

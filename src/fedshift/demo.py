@@ -84,9 +84,9 @@ def run(out: Path, *, seed: int = 0, console: Console | None = None) -> dict[str
     else:
         scores = {n: o.evaluation for n, o in outcomes.items() if o.evaluation is not None}
         console.print(f"plots:  {client_accuracy(scores, out / 'accuracy.svg')}")
-        exact = {c.name: federation.exact_log_ratio(c.name) for c in federation}
+        truth = {c.name: federation.exact_log_ratio(c.name) for c in federation}
         found = {c.name: shared.source_log_ratio(c.name) for c in federation}
-        ratio_scatter(exact, {"estimated": found}, out / "ratios.svg")
+        ratio_scatter(truth, {"estimated": found}, out / "ratios.svg")
         console.print(f"        {out / 'ratios.svg'}")
     return outcomes
 

@@ -29,6 +29,7 @@ from fedshift.federation.checkpoint import fingerprint, load, save
 from fedshift.federation.engine import Engine
 from fedshift.federation.fused import Fused
 from fedshift.federation.ledger import Ledger
+from fedshift.federation.marginals import FederatedMLLS
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.federation.reference import Reference
 from fedshift.federation.task import State, Task
@@ -45,18 +46,19 @@ from fedshift.learn.objective import Objective
 ENGINES: dict[str, type[Engine]] = {"fused": Fused, "reference": Reference}
 #: estimators by the name a recipe gives them; a class is imported when it is asked for
 ESTIMATORS = {
-    "auto": "auto.Auto",
-    "bbse": "label.BBSE",
-    "classifier": "classifier.Classifier",
-    "kliep": "kliep.KLIEP",
-    "kmm": "kmm.KMM",
-    "logistic": "logistic.Logistic",
-    "mlls": "label.MLLS",
-    "multi-source": "multi_source.MultiSource",
-    "neural": "neural.Neural",
-    "rlls": "label.RLLS",
-    "rulsif": "ulsif.RULSIF",
-    "ulsif": "ulsif.ULSIF",
+    "auto": "ratio.auto.Auto",
+    "bbse": "ratio.label.BBSE",
+    "classifier": "ratio.classifier.Classifier",
+    "federated-mlls": "federation.marginals.FederatedMLLS",
+    "kliep": "ratio.kliep.KLIEP",
+    "kmm": "ratio.kmm.KMM",
+    "logistic": "ratio.logistic.Logistic",
+    "mlls": "ratio.label.MLLS",
+    "multi-source": "ratio.multi_source.MultiSource",
+    "neural": "ratio.neural.Neural",
+    "rlls": "ratio.label.RLLS",
+    "rulsif": "ratio.ulsif.RULSIF",
+    "ulsif": "ratio.ulsif.ULSIF",
 }
 LABELLED = ("BBSE", "MLLS", "RLLS")
 
@@ -254,10 +256,20 @@ def log_ratios(
     if hasattr(estimator, "source_log_ratio"):  # one model for all clients
         known = getattr(estimator, "sources_", None)
         if known is None or sorted(known) != sorted(out):
-            estimator = clone(estimator).fit(source=federation.train, target=federation.test)
+            estimator = clone(estimator)
+            if isinstance(estimator, FederatedMLLS):
+                estimator.fit(federation)
+            else:
+                estimator.fit(source=federation.train, target=federation.test)
         for name, goal in asked.items():
             target = None if goal == "all" else name if goal == "own" else goal
-            out[name] = estimator.source_log_ratio(name, target=target)
+            found = estimator.source_log_ratio(name, target=target)
+            if len(found) != len(out[name]):
+                raise InputError(
+                    f"client {name!r} has {len(out[name])} training rows, but the fitted ratio was "
+                    f"fitted on {len(found)}; give an unfitted one, or the same federation"
+                )
+            out[name] = found
         return out
     for name, goal in asked.items():
         c = federation[name]
@@ -272,8 +284,8 @@ def make_estimator(name: str, *, seed: int, **options: Any) -> Any:
     """An estimator of `ESTIMATORS` by name, with options; imported when it is asked for."""
     from importlib import import_module
 
-    module, _, kind = ESTIMATORS[name].partition(".")
-    made = getattr(import_module(f"fedshift.ratio.{module}"), kind)
+    module, _, kind = ESTIMATORS[name].rpartition(".")
+    made = getattr(import_module(f"fedshift.{module}"), kind)
     given: dict[str, Any] = {"seed": seed} if "seed" in made().get_params() else {}
     if name == "multi-source":
         given["folds"] = 5  # held-out logits calibrate every ratio
@@ -287,7 +299,8 @@ def _record_sharing(
     ledger: Ledger,
 ) -> None:
     """Test rows that had to leave a client for its neighbours' ratios, in the ledger."""
-    shared = method in ("exact", "multi-source") or isinstance(method, Mapping)
+    quiet = ("exact", "federated-mlls", "multi-source")
+    shared = (isinstance(method, str) and method in quiet) or isinstance(method, Mapping)
     if shared or hasattr(method, "source_log_ratio"):
         return
     for name, goal in goals.items():

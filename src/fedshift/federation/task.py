@@ -100,7 +100,7 @@ class Task:
     model: nn.Module
     plan: Plan
     loss: Loss = cross_entropy
-    _rows: dict[int, draw.Rows] = field(default_factory=dict, repr=False)
+    _rows: dict[int, draw.Rows] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
