@@ -30,7 +30,8 @@ def test_the_order_of_methods(folder: Path) -> None:
     found = json.loads((folder / "demo.json").read_text())["methods"]
     mean = {name: row["mean"] for name, row in found.items()}
     assert mean["FTW exact"] > mean["FITW exact"] > mean["ERM"]
-    assert mean["FTW estimated"] > mean["ERM"]
+    assert mean["FTW estimated, any shift"] > mean["ERM"]
+    assert mean["FTW estimated, label shift"] > mean["FTW exact"] - 0.02
     assert mean["FTW exact"] < 1.0
 
 

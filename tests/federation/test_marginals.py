@@ -30,7 +30,7 @@ def test_the_laws_are_near_the_truth(federation: fs.Federation, fitted: Federate
         assert c.test_y is not None
         truth = np.bincount(c.test_y, minlength=10) / len(c.test_y)
         assert fitted.marginals_[c.name].sum() == pytest.approx(1.0)
-        assert np.abs(fitted.marginals_[c.name] - truth).sum() < 0.4
+        assert np.abs(fitted.marginals_[c.name] - truth).sum() < 0.5
 
 
 def test_ratios_are_looked_up_by_label(federation: fs.Federation, fitted: FederatedMLLS) -> None:

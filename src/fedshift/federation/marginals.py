@@ -127,7 +127,7 @@ class FederatedMLLS(BaseEstimator):
             out = []
             for label in np.unique(c.y):
                 own = order[c.y[order] == label]
-                out.append(own[: int(self.held_out * len(own))])
+                out.append(own[: max(int(len(own) > 1), int(self.held_out * len(own)))])
             held[c.name] = np.sort(np.concatenate(out))
             kept[c.name] = np.setdiff1d(np.arange(len(c.y)), held[c.name])
         return kept, held
