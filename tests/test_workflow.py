@@ -14,8 +14,9 @@ import fedshift as fs
 from fedshift.data import GaussianShift
 from fedshift.errors import InputError
 from fedshift.federation.ledger import Ledger
+from fedshift.federation.weigh import log_ratios, weigh
 from fedshift.learn.objective import Objective
-from fedshift.workflow import hold_out, log_ratios, run, weigh
+from fedshift.workflow import hold_out, run
 
 PLAN = fs.FedSGD(iterations=60, lr=0.05, batch_size=16)
 
@@ -40,16 +41,16 @@ class TestWeights:
             f"shift-on-both:{a}": (a, a),
             f"shift-on-many:{a}": (a, a),
         }.items():
-            found = weigh(fed, settings(objective=spelled))
+            found = weigh(fed, "exact", objective=spelled)
             assert found is not None
             for name, goal in zip((a, b), goals, strict=True):
                 expected = np.exp(fed.exact_log_ratio(name, goal))
                 np.testing.assert_allclose(found[name].values, expected)
-        found = weigh(fed, settings(objective=f"no-shift:{a}"))
+        found = weigh(fed, "exact", objective=f"no-shift:{a}")
         assert found is not None
         np.testing.assert_array_equal(found[a].values, 1.0)
         np.testing.assert_allclose(found[b].values, np.exp(fed.exact_log_ratio(b, a)))
-        assert weigh(fed, settings(objective="erm")) is None
+        assert weigh(fed, "exact", objective="erm") is None
 
     def test_two_client_scenarios_refuse_more(self) -> None:
         fed = federation(3)
@@ -58,16 +59,16 @@ class TestWeights:
 
     def test_unknown_clients_are_named(self) -> None:
         with pytest.raises(InputError, match="nobody"):
-            weigh(federation(), settings(objective="focus:nobody"))
+            weigh(federation(), "exact", objective="focus:nobody")
 
     def test_estimators_that_read_test_rows_are_in_the_ledger(self) -> None:
         fed, ledger = federation(), Ledger()
-        weigh(fed, settings(ratio="logistic"), ledger=ledger)
+        weigh(fed, "logistic", ledger=ledger)
         sent = ledger.by_phase()["query.share"].rows
         assert sent == sum(len(c.test_x) * (len(fed) - 1) for c in fed)
         for ratio, objective in (("exact", "ftw"), ("logistic", "fitw"), ("multi-source", "ftw")):
             quiet = Ledger()
-            weigh(fed, settings(ratio=ratio, objective=objective), ledger=quiet)
+            weigh(fed, ratio, objective=objective, ledger=quiet)
             assert quiet.total.rows == 0
 
     def test_estimated_ratios_are_near_the_exact(self) -> None:

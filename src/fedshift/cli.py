@@ -142,9 +142,9 @@ def _list(given: argparse.Namespace) -> int:
     from fedshift.data.sources import NAMES, available
     from fedshift.experiments.recipe import Recipe, recipes
     from fedshift.experiments.shifts import SHIFTS
+    from fedshift.federation.weigh import ESTIMATORS
     from fedshift.learn.models import MODELS
     from fedshift.learn.objective import Objective
-    from fedshift.workflow import ESTIMATORS
 
     here = {name: available(name, given.data_dir) for name in NAMES}
     known = {name: Recipe.load(name) for name in recipes()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,14 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from safetensors.torch import load_file
-from safetensors.torch import save as to_safetensors
-from sklearn.base import clone
 from torch import nn
 
-from fedshift.core.files import atomic_path
 from fedshift.core.params import nearest, one_of
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weighting, Weights
@@ -29,41 +22,16 @@ from fedshift.federation.checkpoint import fingerprint, load, save
 from fedshift.federation.engine import Engine
 from fedshift.federation.fused import Fused
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.marginals import FederatedMLLS
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.federation.reference import Reference
 from fedshift.federation.task import State, Task
-from fedshift.learn.evaluate import (
-    Evaluation,
-    WeightedRisk,
-    evaluate,
-    importance_weighted_risk,
-    predict,
-)
+from fedshift.federation.weigh import ESTIMATORS, RatioMethod, weigh
+from fedshift.learn.evaluate import Evaluation, evaluate, predict
 from fedshift.learn.models import build
 from fedshift.learn.objective import Objective
+from fedshift.learn.validate import WeightedRisk, importance_weighted_risk
 
 ENGINES: dict[str, type[Engine]] = {"fused": Fused, "reference": Reference}
-#: estimators by the name a recipe gives them; a class is imported when it is asked for
-ESTIMATORS = {
-    "auto": "ratio.auto.Auto",
-    "bbse": "ratio.label.BBSE",
-    "classifier": "ratio.classifier.Classifier",
-    "federated-mlls": "federation.marginals.FederatedMLLS",
-    "kliep": "ratio.kliep.KLIEP",
-    "kmm": "ratio.kmm.KMM",
-    "logistic": "ratio.logistic.Logistic",
-    "mlls": "ratio.label.MLLS",
-    "multi-source": "ratio.multi_source.MultiSource",
-    "neural": "ratio.neural.Neural",
-    "rlls": "ratio.label.RLLS",
-    "rulsif": "ratio.ulsif.RULSIF",
-    "ulsif": "ratio.ulsif.ULSIF",
-}
-LABELLED = ("BBSE", "MLLS", "RLLS")
-
-#: "exact", a name of `ESTIMATORS`, an estimator, or log ratios by client
-RatioMethod = str | Any | Mapping[str, npt.ArrayLike]
 Watcher = Callable[[dict[str, Any]], None]
 
 
@@ -195,7 +163,15 @@ def run(
     tell = watch or (lambda _: None)
     ledger = Ledger()
     tell({"phase": "ratio", "objective": settings.objective})
-    weights = weigh(federation, settings, folder=folder, ledger=ledger)
+    weights = weigh(
+        federation,
+        settings.ratio,
+        objective=settings.objective,
+        weighting=settings.weighting,
+        seed=settings.seed,
+        folder=folder,
+        ledger=ledger,
+    )
     kept, held = hold_out(federation, weights, settings)
     task = make_task(kept[0], kept[1], settings)
     outcome = _train(task, held, settings, folder=folder, tell=tell, ledger=ledger)
@@ -205,137 +181,6 @@ def run(
         scores = score(task, state, federation, settings, weights)
     spent = time.perf_counter() - begin
     return Outcome(task, state, weights, history, ledger, scores, stopped, spent)
-
-
-# -- ratios and weights ------------------------------------------------------------------------
-
-
-def weigh(
-    federation: Federation,
-    settings: Settings,
-    *,
-    folder: Path | None = None,
-    ledger: Ledger | None = None,
-) -> dict[str, Weights] | None:
-    """Weights of every client's training rows; None for ERM."""
-    objective = Objective.of(settings.objective)
-    goals = objective.goals(federation)
-    if objective.kind == "erm":
-        return None
-    cache = None if folder is None else folder / "log-ratios.safetensors"
-    wanted = _ratio_fingerprint(federation, settings)
-    ratios = _cached(cache, wanted)
-    if ratios is None:
-        ratios = log_ratios(federation, settings.ratio, goals, seed=settings.seed)
-        if cache is not None:
-            tensors = {name: torch.as_tensor(r) for name, r in ratios.items()}
-            with atomic_path(cache) as temporary:
-                temporary.write_bytes(to_safetensors(tensors, {"fingerprint": wanted}))
-    if ledger is not None:
-        _record_sharing(federation, settings.ratio, goals, ledger)
-    laws = objective.laws(federation)
-    return {
-        name: settings.weighting(r, laws=laws if goals[name] == "all" else 1)
-        for name, r in ratios.items()
-    }
-
-
-def log_ratios(
-    federation: Federation, method: RatioMethod, goals: Mapping[str, str | None], *, seed: int
-) -> dict[str, Float64Array]:
-    """Log ratios at every client's training rows, 0 for clients without a goal."""
-    out = {c.name: np.zeros(len(c.x)) for c in federation}
-    asked = {name: goal for name, goal in goals.items() if goal is not None}
-    if isinstance(method, Mapping):
-        for name in asked:
-            out[name] = np.asarray(method[name], dtype=np.float64)
-        return out
-    if method == "exact":
-        return out | {n: federation.exact_log_ratio(n, goal) for n, goal in asked.items()}
-    estimator = make_estimator(method, seed=seed) if isinstance(method, str) else method
-    if hasattr(estimator, "source_log_ratio"):  # one model for all clients
-        known = getattr(estimator, "sources_", None)
-        if known is None or sorted(known) != sorted(out):
-            estimator = clone(estimator)
-            if isinstance(estimator, FederatedMLLS):
-                estimator.fit(federation)
-            else:
-                estimator.fit(source=federation.train, target=federation.test)
-        for name, goal in asked.items():
-            target = None if goal == "all" else name if goal == "own" else goal
-            found = estimator.source_log_ratio(name, target=target)
-            if len(found) != len(out[name]):
-                raise InputError(
-                    f"client {name!r} has {len(out[name])} training rows, but the fitted ratio was "
-                    f"fitted on {len(found)}; give an unfitted one, or the same federation"
-                )
-            out[name] = found
-        return out
-    for name, goal in asked.items():
-        c = federation[name]
-        extra = {"source_labels": c.y} if type(estimator).__name__ in LABELLED else {}
-        fitted = clone(estimator).fit(source=c.x, target=federation.targets(name, goal), **extra)
-        seen = getattr(fitted, "source_log_ratio_", None)  # out of fold, where there is one
-        out[name] = np.asarray(fitted.log_ratio(c.x) if seen is None else seen)
-    return out
-
-
-def make_estimator(name: str, *, seed: int, **options: Any) -> Any:
-    """An estimator of `ESTIMATORS` by name, with options; imported when it is asked for."""
-    from importlib import import_module
-
-    module, _, kind = ESTIMATORS[name].rpartition(".")
-    made = getattr(import_module(f"fedshift.{module}"), kind)
-    given: dict[str, Any] = {"seed": seed} if "seed" in made().get_params() else {}
-    if name == "multi-source":
-        given["folds"] = 5  # held-out logits calibrate every ratio
-    return made(**{**given, **options})
-
-
-def _record_sharing(
-    federation: Federation,
-    method: RatioMethod,
-    goals: Mapping[str, str | None],
-    ledger: Ledger,
-) -> None:
-    """Test rows that had to leave a client for its neighbours' ratios, in the ledger."""
-    quiet = ("exact", "federated-mlls", "multi-source")
-    shared = (isinstance(method, str) and method in quiet) or isinstance(method, Mapping)
-    if shared or hasattr(method, "source_log_ratio"):
-        return
-    for name, goal in goals.items():
-        for other in federation:
-            if other.name != name and goal in ("all", other.name):
-                size = other.test_x.nbytes
-                ledger.add(other.name, "query.share", up=size, rows=len(other.test_x))
-                ledger.add(name, "query.share", down=size)
-
-
-def _ratio_fingerprint(federation: Federation, settings: Settings) -> str:
-    given = settings.ratio
-    if isinstance(given, Mapping):
-        said = hashlib.blake2b(
-            b"".join(np.ascontiguousarray(v).tobytes() for v in given.values())
-        ).hexdigest()
-    else:
-        said = given if isinstance(given, str) else repr(given)
-    data = hashlib.blake2b(digest_size=16)
-    for c in federation:
-        for part in (c.x, c.y, c.test_x):
-            data.update(np.ascontiguousarray(part).data)
-    return json.dumps([settings.objective, said, settings.seed, data.hexdigest()])
-
-
-def _cached(path: Path | None, wanted: str) -> dict[str, Float64Array] | None:
-    if path is None or not path.exists():
-        return None
-    from safetensors import safe_open
-
-    with safe_open(str(path), framework="pt") as file:
-        found = (file.metadata() or {}).get("fingerprint")
-    if found != wanted:
-        return None
-    return {name: t.numpy() for name, t in load_file(str(path)).items()}
 
 
 # -- training ----------------------------------------------------------------------------------
@@ -485,12 +330,15 @@ def validate(task: Task, state: State, held: Part, settings: Settings) -> Weight
     total: WeightedRisk | None = None
     shared = None if task.plan.norm == "local" else _on_device(task, state, None)
     for c, share in zip(federation, task.share, strict=True):
+        if share == 0 or (weights is not None and not weights[c.name].any()):
+            continue  # no part of the objective
         model = _on_device(task, state, c.name) if shared is None else shared
         scores = predict(model, torch.as_tensor(c.x, dtype=task.x.dtype))
         w = np.ones(len(c.y)) if weights is None else weights[c.name]
         risk = importance_weighted_risk(scores, c.y, w, loss=settings.loss, share=float(share))
         total = risk if total is None else total + risk
-    assert total is not None
+    if total is None:
+        raise InputError("no held-out row counts: every client's weight is 0")
     return total
 
 

@@ -23,10 +23,10 @@ from fedshift.learn.evaluate import (
     area_under_curve,
     bootstrap_interval,
     evaluate,
-    importance_weighted_risk,
     interval,
     predict,
 )
+from fedshift.learn.validate import importance_weighted_risk
 
 
 def federation(classes: int = 3, sizes: tuple[int, ...] = (40, 7, 25)) -> Federation:

@@ -61,8 +61,9 @@ from fedshift.experiments.spelling import (
     to_toml,
 )
 from fedshift.federation.plan import FedAvg, FedSGD, Plan
+from fedshift.federation.weigh import ESTIMATORS, make_estimator
 from fedshift.learn.models import MODELS, Shape
-from fedshift.workflow import ESTIMATORS, Settings, make_estimator
+from fedshift.workflow import Settings
 
 PLANS: dict[str, type[Plan]] = {"fedavg": FedAvg, "fedsgd": FedSGD}
 #: tables a method may change

@@ -134,10 +134,10 @@ class ClientScore:
         return value
 
     def __repr__(self) -> str:
-        name, show = ("mse", _plain) if self.accuracy is None else ("accuracy", _share)
+        name, show = ("mse", plain_text) if self.accuracy is None else ("accuracy", share_text)
         return (
             f"ClientScore({self.client!r}: {name} {show(self.value)} "
-            f"[{show(self.low)}, {show(self.high)}], loss {_plain(self.loss)}, n={self.n})"
+            f"[{show(self.low)}, {show(self.high)}], loss {plain_text(self.loss)}, n={self.n})"
         )
 
 
@@ -221,7 +221,7 @@ class Evaluation:
     @property
     def status(self) -> str:
         """One sentence."""
-        show = _share if self.figure == "accuracy" else _plain
+        show = share_text if self.figure == "accuracy" else plain_text
         (low, high), k = self.interval, len(self.rows)
         return (
             f"mean {self.figure} {show(self.mean)} [{show(low)}, {show(high)}] over {k} "
@@ -325,129 +325,13 @@ def predict(model: nn.Module, x: npt.ArrayLike | Tensor, *, batch_size: int = 10
         model.eval()
         with torch.inference_mode():
             parts = [
-                model(_tensor(rows[i : i + batch_size]).to(like)).cpu()
+                model(as_tensor(rows[i : i + batch_size]).to(like)).cpu()
                 for i in range(0, len(rows), batch_size)
             ]
     finally:
         for module, training in was_training.items():
             module.training = training
     return torch.cat(parts)
-
-
-@dataclass(frozen=True, repr=False)
-class WeightedRisk:
-    r"""Importance-weighted loss and accuracy with standard errors, as sums that add up.
-
-    With v_i = λ_k w_i / n_k for row i of client k, every figure is a self-normalised mean over
-    the rows of all clients added so far,
-
-    .. math:: R̂ = \frac{Σ v_i ℓ_i}{Σ v_i}, \qquad se² = \frac{Σ v_i² (ℓ_i − R̂)²}{(Σ v_i)²}
-
-    so that ``a + b`` weighs clients as the objective Σ_k λ_k F_k does, by Σ v, their coverage,
-    and only eight numbers leave a client.
-
-    Attributes
-    ----------
-    n : int
-        Rows.
-    v, v2, vl, v2l, v2l2, vc, v2c : float
-        Σv, Σv², Σvℓ, Σv²ℓ, Σv²ℓ², Σvc, Σv²c, with c = 1 where the class is right; the last two
-        are NaN in regression.
-    """
-
-    n: int
-    v: float
-    v2: float
-    vl: float
-    v2l: float
-    v2l2: float
-    vc: float
-    v2c: float
-
-    def __add__(self, other: WeightedRisk) -> WeightedRisk:
-        """Rows of both."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return WeightedRisk(*(a + b for a, b in pairs))
-
-    @property
-    def loss(self) -> float:
-        """Weighted mean loss."""
-        return self.vl / self.v
-
-    @property
-    def loss_error(self) -> float:
-        """Standard error of `loss`."""
-        return _error(self.v, self.v2, self.v2l, self.v2l2, self.loss)
-
-    @property
-    def accuracy(self) -> float | None:
-        """Weighted share of right rows; None in regression."""
-        return None if math.isnan(self.vc) else self.vc / self.v
-
-    @property
-    def accuracy_error(self) -> float | None:
-        """Standard error of `accuracy`."""
-        share = self.accuracy
-        return None if share is None else _error(self.v, self.v2, self.v2c, self.v2c, share)
-
-    @property
-    def ess(self) -> float:
-        """Effective sample size (Σv)² / Σv²."""
-        return self.v**2 / self.v2
-
-    def __repr__(self) -> str:
-        right = (
-            ""
-            if self.accuracy is None
-            else (f"accuracy {_share(self.accuracy)} ± {_share(self.accuracy_error or 0.0)}, ")
-        )
-        return (
-            f"WeightedRisk(loss {_plain(self.loss)} ± {_plain(self.loss_error)}, {right}"
-            f"n={self.n}, ESS {self.ess:.4g})"
-        )
-
-
-def importance_weighted_risk(
-    scores: npt.ArrayLike | Tensor,
-    y: npt.ArrayLike | Tensor,
-    weight: npt.ArrayLike | Tensor,
-    *,
-    loss: LossName = "cross-entropy",
-    share: float = 1.0,
-) -> WeightedRisk:
-    """Test risk estimated from held-out training rows of one client: no test label is used.
-
-    Add the clients' for the risk of the federation. The rows must not have been trained on, and
-    the weights must be those of the goal. It is noise where the effective sample size is small.
-
-    Parameters
-    ----------
-    scores : (n, C) or (n,)
-    y : (n,)
-    weight : (n,)
-        Non-negative, not all 0, not normalised: its mean is the client's part.
-    loss : {"cross-entropy", "squared"}
-    share : float
-        λ_k, the client's coefficient in the objective.
-    """
-    w = _tensor(weight).cpu().double()
-    losses, right, _ = _per_row(scores, y, loss, "held-out rows")
-    n = len(losses)
-    if w.shape != (n,) or not bool(torch.isfinite(w).all()) or bool((w < 0).any()):
-        raise InputError(
-            f"weight must be {n} finite numbers ≥ 0, one a row; got shape {tuple(w.shape)}; make "
-            "them with fedshift.Weighting"
-        )
-    if not (float(w.sum()) > 0 and 0 < share < math.inf):
-        raise InputError(
-            "weight must not be 0 for every row, and share must be positive; got a sum of "
-            f"{float(w.sum())} and share {share}; leave such a client out"
-        )
-    v = w.numpy() * (share / n)
-    c = np.full(n, math.nan) if right is None else right.astype(np.float64)
-    s = v * v
-    sums = (v, s, v * losses, s * losses, s * losses**2, v * c, s * c)
-    return WeightedRisk(n, *(float(t.sum()) for t in sums))
 
 
 def _score_client(
@@ -467,7 +351,7 @@ def _score_client(
         raise InputError(f"client {client.name!r} must have a test row at least; got none")
     scores = predict(model, client.test_x, batch_size=batch_size)
     y = client.test_y
-    losses, right, numbers = _per_row(scores, y, loss, f"client {client.name!r}")
+    losses, right, numbers = per_row(scores, y, loss, f"client {client.name!r}")
     n = len(losses)
     ess = None if weight is None else effective_sample_size(weight)
     if right is None:
@@ -519,13 +403,13 @@ def _f1(right: npt.NDArray[np.bool_], positive: npt.NDArray[np.bool_]) -> float 
     return 2 * hits / (2 * hits + wrong) if hits + wrong else None
 
 
-def _per_row(
+def per_row(
     scores: npt.ArrayLike | Tensor, y: npt.ArrayLike | Tensor, loss: str, who: str
 ) -> tuple[Float64Array, npt.NDArray[np.bool_] | None, Float64Array]:
     """Loss (n,), right or not (n,) where there are classes, and the scores, all checked."""
     if loss not in LOSSES:
         raise InputError(f"loss must be {nearest(loss, LOSSES)}")
-    s, label = _tensor(scores).cpu().double(), _tensor(y).cpu()
+    s, label = as_tensor(scores).cpu().double(), as_tensor(y).cpu()
     label = label.long() if label.dtype == torch.bool else label
     n = len(s) if s.ndim else 0
     if n == 0 or label.shape != (n,):
@@ -562,7 +446,7 @@ def _per_row(
     return losses.numpy(), (s.argmax(dim=1) == label).numpy(), s.numpy()
 
 
-def _tensor(a: npt.ArrayLike | Tensor) -> Tensor:
+def as_tensor(a: npt.ArrayLike | Tensor) -> Tensor:
     """A tensor; arrays are copied, as torch warns of those that must not be written to."""
     if isinstance(a, Tensor):
         return a.detach()
@@ -573,11 +457,6 @@ def _tensor(a: npt.ArrayLike | Tensor) -> Tensor:
             "0, 1, … first"
         )
     return torch.tensor(array)
-
-
-def _error(v: float, v2: float, v2a: float, v2aa: float, mean: float) -> float:
-    """√Σv²(a − mean)² / Σv; rounding may leave a little below zero."""
-    return math.sqrt(max(0.0, v2aa - 2 * mean * v2a + mean**2 * v2)) / v
 
 
 def _of(weights: Mapping[str, npt.ArrayLike], client: str) -> npt.ArrayLike:
@@ -592,10 +471,10 @@ def _normal(level: float) -> float:
     return float(stats.norm.ppf((1 + level) / 2))
 
 
-def _share(value: float) -> str:
+def share_text(value: float) -> str:
     """A share without the zero before the point: .835."""
     return f"{value:.3f}".removeprefix("0")
 
 
-def _plain(value: float) -> str:
+def plain_text(value: float) -> str:
     return f"{value:.3g}"
