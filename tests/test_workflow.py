@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 
 import fedshift as fs
 from fedshift.data import GaussianShift
-from fedshift.errors import InputError
+from fedshift.errors import CheckpointError, InputError, LowCoverage
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.weigh import log_ratios, weigh
 from fedshift.learn.objective import Objective
@@ -65,11 +66,84 @@ class TestWeights:
         fed, ledger = federation(), Ledger()
         weigh(fed, "logistic", ledger=ledger)
         sent = ledger.by_phase()["query.share"].rows
-        assert sent == sum(len(c.test_x) * (len(fed) - 1) for c in fed)
+        assert sent == sum(len(c.test_x) for c in fed)  # once, whoever reads them
         for ratio, objective in (("exact", "ftw"), ("logistic", "fitw"), ("multi-source", "ftw")):
             quiet = Ledger()
             weigh(fed, ratio, objective=objective, ledger=quiet)
             assert quiet.total.rows == 0
+
+    def test_gradients_of_ratio_models_are_in_the_ledger(self) -> None:
+        fed = federation()
+        for ratio in ("multi-source", "federated-mlls"):
+            ledger = Ledger()
+            weigh(fed, ratio, ledger=ledger)
+            assert ledger.by_phase()["train.ratio"].up > 0
+            assert ledger.total.rows == 0
+
+    @pytest.mark.parametrize("kind", ["multi-source", "federated-mlls"])
+    def test_a_fitted_ratio_is_fitted_again_on_other_data(self, kind: str) -> None:
+        shift = GaussianShift.mean_shift(d=2, clients=2, train_rows=120, test_rows=80)
+        one, two = (shift.draw(seed=s) for s in (0, 1))  # the same names and sizes
+        plan = fs.FedSGD(iterations=50)
+        method: Any = (
+            fs.ratio.MultiSource(max_epochs=5)
+            if kind == "multi-source"
+            else fs.federation.FederatedMLLS(model="linear", plan=plan)
+        )
+        fitted = (
+            method.fit(source=one.train, target=one.test)
+            if kind == "multi-source"
+            else method.fit(one)
+        )
+        again, fresh = weigh(two, fitted), weigh(two, clone(fitted))
+        kept, first = weigh(one, fitted), weigh(one, clone(fitted))
+        assert again is not None
+        assert fresh is not None
+        assert kept is not None
+        assert first is not None
+        for name in again:
+            np.testing.assert_array_equal(again[name].values, fresh[name].values)
+            np.testing.assert_array_equal(kept[name].values, first[name].values)
+
+    def test_cached_ratios_belong_to_their_clients(self, tmp_path: Path) -> None:
+        fed = federation(2)
+        a, b = fed
+        swapped = fs.Federation((replace(b, name=a.name), replace(a, name=b.name)))
+        first = weigh(fed, "logistic", objective="fitw", folder=tmp_path)
+        other = weigh(swapped, "logistic", objective="fitw", folder=tmp_path)
+        assert first is not None
+        assert other is not None
+        np.testing.assert_allclose(first[a.name].values, other[b.name].values)
+        (tmp_path / "log-ratios.safetensors").write_bytes(b"damaged")
+        again = weigh(swapped, "logistic", objective="fitw", folder=tmp_path)
+        assert again is not None
+        np.testing.assert_array_equal(again[a.name].values, other[a.name].values)
+
+    def test_given_ratios_are_checked(self) -> None:
+        fed = federation(2)
+        a, b = (c.name for c in fed)
+        n = len(fed[0].x)
+        for given, said in (
+            ({a: np.zeros(n)}, f"none for {b!r}"),
+            ({a: np.zeros(n), b: np.zeros(n + 1)}, "one a training row"),
+            ({a: np.zeros(n), b: np.zeros(n), "c": np.zeros(3)}, "no client 'c'"),
+        ):
+            with pytest.raises(InputError, match=said):
+                weigh(fed, given)
+
+    def test_a_client_without_overlap_counts_nothing(self) -> None:
+        fed = federation(2)
+        a, b = fed
+        given = {a.name: np.zeros(len(a.x)), b.name: np.full(len(b.x), -np.inf)}
+        with pytest.warns(LowCoverage, match=b.name):
+            found = weigh(fed, given)
+        assert found is not None
+        np.testing.assert_array_equal(found[b.name].values, 0.0)
+        with pytest.warns(LowCoverage):
+            out = run(fed, settings(ratio=given, validation=0.2))
+        assert np.isfinite(out.history[-1]["validation_loss"])
+        with pytest.raises(InputError, match=f"client {a.name!r}.*finite"):
+            weigh(fed, {**given, a.name: np.full(len(a.x), np.nan)})
 
     def test_estimated_ratios_are_near_the_exact(self) -> None:
         fed = federation()
@@ -141,6 +215,68 @@ class TestTraining:
         torch.testing.assert_close(
             a.state.tensors["params"], b.state.tensors["params"], rtol=1e-10, atol=1e-12
         )
+
+    @pytest.mark.parametrize(
+        "change", [{"seed": 1}, {"model": "mlp"}, {"precision": "float64"}, {"engine": "reference"}]
+    )
+    def test_a_folder_of_another_run_is_refused(self, tmp_path: Path, change: Any) -> None:
+        fed = federation()
+        start = (
+            settings(objective="erm", model="mlp")
+            if "seed" in change
+            else settings(objective="erm")
+        )
+        run(fed, start, folder=tmp_path)
+        with pytest.raises(CheckpointError):
+            run(fed, replace(start, **change), folder=tmp_path)
+
+    def test_classes_are_counted_before_rows_are_held_out(self) -> None:
+        fed = federation(1)
+        c = fed[0]
+        y = np.array(c.y)
+        y[0] = 2  # one row of a third class
+        rare = fs.Federation((replace(c, y=y),))
+        for seed in range(8):
+            out = run(rare, settings(objective="erm", validation=0.5, seed=seed))
+            assert out.task.layout.shapes["fc.bias"] == (3,)
+
+    def test_models_that_do_not_fit_are_named(self) -> None:
+        for model, said in (
+            (torch.nn.Linear(2, 5), "2 scores a row"),
+            (torch.nn.Linear(3, 2), r"rows of shape \(2,\)"),
+        ):
+            with pytest.raises(InputError, match=said):
+                run(federation(), settings(objective="erm", model=model))
+
+    def test_test_labels_nobody_can_teach_stop_the_run_at_once(self) -> None:
+        fed = federation()
+        strange = replace(fed[0], test_y=np.full(len(fed[0].test_x), 7))
+        with pytest.raises(InputError, match="no client can teach it"):
+            run(fs.Federation((strange,)), settings(objective="erm"))
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"check_every": -1}, "check_every must be a whole number"),
+            ({"check_every": 2.5}, "check_every must be a whole number"),
+            ({"patience": 0, "validation": 0.1}, "patience must be a whole number"),
+            ({"validation": "0.1"}, "validation must be a share"),
+            ({"seed": None}, "seed must be a whole number"),
+            ({"plan": "fedsgd"}, "plan must be a Plan"),
+            ({"weighting": 20.0}, "weighting must be a Weighting"),
+            ({"model": None}, "model must be a name"),
+            ({"ratio": None}, "ratio must be given"),
+            ({"device": "gpu"}, "device must be"),
+            ({"compile": True, "device": "cpu"}, "needs engine='fused' on a GPU"),
+        ],
+    )
+    def test_wrong_settings_are_refused_when_they_are_made(self, change: Any, said: str) -> None:
+        with pytest.raises(InputError, match=said):
+            settings(**change)
+
+    def test_an_estimator_class_is_refused(self) -> None:
+        with pytest.raises(InputError, match="ratio must be"):
+            run(federation(), settings(ratio=fs.ratio.MultiSource))
 
     def test_labels_that_are_no_numbers_are_named(self) -> None:
         fed = federation()

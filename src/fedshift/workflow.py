@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedshift.core.params import nearest, one_of
+from fedshift.core.params import nearest, one_of, whole
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weighting, Weights
 from fedshift.data.federation import ClientData, Federation
@@ -93,8 +95,24 @@ class Settings:
         one_of(self, "choose", ("last", "best"))
         one_of(self, "loss", ("cross-entropy", "squared"))
         one_of(self, "precision", ("float32", "float64", "bfloat16"))
-        if not 0 <= self.validation < 1:
-            raise InputError(f"validation must be a share in [0, 1); got {self.validation!r}")
+        whole(self, "seed", least=0)
+        for name in ("patience", "check_every"):
+            if getattr(self, name) is not None:
+                whole(self, name)
+        for name, kind in (("plan", Plan), ("weighting", Weighting)):
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(
+                    f"Settings: {name} must be a {kind.__name__}, for example "
+                    f"{'FedSGD(iterations=1000)' if name == 'plan' else 'Weighting(clip=20.0)'}; "
+                    f"got {getattr(self, name)!r}"
+                )
+        if not (isinstance(self.model, str | nn.Module) or callable(self.model)):
+            raise InputError(
+                f"Settings: model must be a name, a module or a callable; got {self.model!r}"
+            )
+        share = self.validation
+        if isinstance(share, bool) or not (isinstance(share, int | float) and 0 <= share < 1):
+            raise InputError(f"validation must be a share in [0, 1); got {share!r}")
         if (self.patience is not None or self.choose == "best") and not self.validation:
             raise InputError(
                 "patience and choose='best' look at validation rows; set validation, for example "
@@ -102,6 +120,17 @@ class Settings:
             )
         if isinstance(self.ratio, str) and self.ratio not in ("exact", *ESTIMATORS):
             raise InputError(f"ratio must be {nearest(self.ratio, ('exact', *ESTIMATORS))}")
+        if self.ratio is None:
+            raise InputError("ratio must be given; take 'multi-source', or 'exact' where known")
+        if self.device is not None:
+            check_device(self.device)
+        faster = [n for n in ("compile",) if getattr(self, n)]
+        faster += ["precision='bfloat16'"] if self.precision == "bfloat16" else []
+        if faster and (self.engine != "fused" or not _device(self).startswith("cuda")):
+            raise InputError(
+                f"{faster[0]} needs engine='fused' on a GPU; got engine={self.engine!r} on "
+                f"{_device(self)!r}; leave it out"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,11 +171,28 @@ class Outcome:
         return f"Outcome({said}; {self.stopped})"
 
 
+def check_device(name: str) -> None:
+    """Raise unless torch can compute there."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise InputError(f"device must be 'cpu' or 'cuda'; got {name!r}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"device {name!r} needs a GPU and a torch that can use it; there is none here; take "
+            "'cpu', or leave it out"
+        )
+
+
+def _device(settings: Settings) -> str:
+    return settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def run(
     federation: Federation,
     settings: Settings,
     *,
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     watch: Watcher | None = None,
 ) -> Outcome:
     """Train a federation and evaluate it per client.
@@ -159,9 +205,16 @@ def run(
     watch : callable, optional
         Is told every phase and check, as a dict.
     """
+    if not isinstance(federation, Federation):
+        raise InputError(
+            f"run takes a fedshift.Federation; got {type(federation).__name__}; make one with "
+            "Federation.of({name: (x, y, test_x)})"
+        )
     begin = time.perf_counter()
     tell = watch or (lambda _: None)
+    folder = None if folder is None else Path(folder)
     ledger = Ledger()
+    classes = count_classes(federation, settings)
     tell({"phase": "ratio", "objective": settings.objective})
     weights = weigh(
         federation,
@@ -173,7 +226,7 @@ def run(
         ledger=ledger,
     )
     kept, held = hold_out(federation, weights, settings)
-    task = make_task(kept[0], kept[1], settings)
+    task = make_task(kept[0], kept[1], settings, classes=classes)
     outcome = _train(task, held, settings, folder=folder, tell=tell, ledger=ledger)
     state, history, stopped = outcome
     scores = None
@@ -215,36 +268,68 @@ def hold_out(
     return sides[0], sides[1]
 
 
+def count_classes(federation: Federation, settings: Settings) -> int:
+    """Classes of all training labels, checked before anything long begins; 1 in regression."""
+    if settings.loss != "cross-entropy":
+        return 1
+    for c in federation:
+        if not np.issubdtype(c.y.dtype, np.integer) or (len(c.y) and c.y.min() < 0):
+            raise InputError(
+                f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
+                "encode the classes first, or use FederatedClassifier, which does"
+            )
+    classes = 1 + max(int(c.y.max()) for c in federation)
+    for c in federation:
+        if c.test_y is not None and len(c.test_y) and c.test_y.max() >= classes:
+            raise InputError(
+                f"client {c.name!r}: test labels must be classes met in training, 0 to "
+                f"{classes - 1}; got {c.test_y.max()}; no client can teach it"
+            )
+    return classes
+
+
 def make_task(
-    federation: Federation, weights: Mapping[str, Any] | None, settings: Settings
+    federation: Federation,
+    weights: Mapping[str, Any] | None,
+    settings: Settings,
+    *,
+    classes: int | None = None,
 ) -> Task:
     """The task of training rows and weights."""
-    classes = 1
-    if settings.loss == "cross-entropy":
-        labels = [np.asarray(c.y) for c in federation]
-        for c in federation:
-            if not np.issubdtype(c.y.dtype, np.integer) or (len(c.y) and c.y.min() < 0):
-                raise InputError(
-                    f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
-                    "encode the classes first, or use FederatedClassifier, which does"
-                )
-        classes = 1 + max(int(y.max()) for y in labels)
-    else:
+    classes = count_classes(federation, settings) if classes is None else classes
+    if settings.loss == "squared":
         federation = Federation(
             tuple(replace(c, y=np.asarray(c.y, dtype=np.float64)) for c in federation)
         )
     model = build(settings.model, federation[0].x.shape[1:], classes, seed=settings.seed)
-    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.float64 if settings.precision == "float64" else torch.float32
-    return Task.of(
+    task = Task.of(
         federation,
         model,
         settings.plan,
         weights=weights,
         loss=settings.loss,
-        dtype=dtype,
-        device=device,
+        dtype=torch.float64 if settings.precision == "float64" else torch.float32,
+        device=_device(settings),
     )
+    _check_output(task, classes)
+    return task
+
+
+def _check_output(task: Task, classes: int) -> None:
+    """Raise unless the model turns rows into as many scores as there are classes."""
+    rows = task.x[:2]
+    try:
+        with torch.inference_mode():
+            out = copy.deepcopy(task.model).eval()(rows)
+    except RuntimeError as error:
+        raise InputError(
+            f"model must take rows of shape {tuple(rows.shape[1:])}; got from it: {error}"
+        ) from error
+    if out.shape != (len(rows), classes):
+        raise InputError(
+            f"model must give {classes} scores a row, shape ({len(rows)}, {classes}) for "
+            f"{len(rows)} rows; got {tuple(out.shape)}"
+        )
 
 
 def start_engine(task: Task, state: State, settings: Settings) -> Engine:
@@ -266,7 +351,14 @@ def _train(
 ) -> tuple[State, list[dict[str, Any]], str]:
     total = task.plan.n_rounds
     every = settings.check_every or max(1, total // 20)
-    mark = {**fingerprint(task), "engine": settings.engine, "device": task.x.device.type}
+    mark = {
+        **fingerprint(task),
+        "engine": settings.engine,
+        "device": task.x.device.type,
+        "precision": settings.precision,
+        "model": _digest(task.model),
+        "validation": f"{settings.validation} {settings.seed if held else ''}",
+    }
     found = None if folder is None else load(folder, expect=mark)
     state, notes = found if found else (task.begin(), {"history": [], "best": None, "ledger": []})
     best = State(
@@ -310,18 +402,19 @@ def _train(
             extra = {f"best/{n}": t for n, t in best.tensors.items()}
             notes |= {"history": history, "tries": tries, "ledger": spent.to_records()}
             save(folder, State(done, {**state.tensors, **extra}), notes, fingerprint=mark)
-    for record in spent.to_records():
-        ledger.add(
-            record["client"],
-            record["phase"],
-            up=record["up"],
-            down=record["down"],
-            rows=record["rows"],
-        )
+    ledger.merge(spent)
     if settings.choose == "best" and best.tensors:
         stopped += f"; the state after round {best.round} had the lowest validation loss"
         return best, history, stopped
     return state, history, stopped
+
+
+def _digest(model: nn.Module) -> str:
+    """A hash of what a model is and of the numbers it starts from."""
+    found = hashlib.blake2b(repr(model).encode(), digest_size=16)
+    for t in model.state_dict().values():
+        found.update(t.detach().cpu().double().numpy().tobytes())
+    return found.hexdigest()
 
 
 def validate(task: Task, state: State, held: Part, settings: Settings) -> WeightedRisk:

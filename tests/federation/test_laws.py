@@ -441,3 +441,16 @@ def test_sampling_ends_where_loss_weights_end(engine: Any) -> None:
     gap = float((ends[0] - ends[1]).norm())
     assert gap < 0.1 * float(ends[0].norm())
     assert gap < 0.4 * float((ends[0] - erm["params"]).norm())
+
+
+@engines
+@pytest.mark.parametrize("scaffold", [False, True])
+def test_fixed_participation_is_a_federation_of_those(engine: Any, scaffold: bool) -> None:
+    """Clients that never take part count nowhere, in SCAFFOLD's control variate neither."""
+    options: dict[str, Any] = {"local_steps": 3, "scaffold": scaffold, "batch_size": 4}
+    plan = FedAvg(rounds=ROUNDS, participation=("c0", "c2"), **options)
+    some = trained(engine, task(plan))
+    alone = trained(
+        engine, task(FedAvg(rounds=ROUNDS, **options), who=[clients()[0], clients()[2]])
+    )
+    close(some["params"], alone["params"])

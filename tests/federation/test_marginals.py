@@ -66,11 +66,30 @@ def test_a_class_nobody_has_is_named(federation: fs.Federation) -> None:
         FederatedMLLS(model="linear").fit(fs.Federation((gap,)))
 
 
-def test_a_ratio_fitted_on_another_federation_is_refused(
-    federation: fs.Federation, fitted: FederatedMLLS
-) -> None:
-    c = federation[0]
-    fewer = replace(c, x=c.x[:-1], y=c.y[:-1])
-    other = replace(federation, clients=(fewer, *federation.clients[1:]))
-    with pytest.raises(InputError, match="fitted on"):
-        run(other, fs.Settings(ratio=fitted, model="linear", plan=fs.FedSGD(iterations=1)))
+def test_a_class_missing_at_a_client_biases_nothing() -> None:
+    """Classes held by fewer clients have less weight in training; calibration gives it back."""
+    rng = np.random.default_rng(0)
+
+    def rows(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        y = np.repeat(np.arange(3), counts)
+        x = rng.normal(size=(len(y), 2))
+        x[:, 0] += 1.5 * y
+        return x, y
+
+    clients: dict[str, tuple[np.ndarray, ...]] = {}
+    for k in range(6):
+        x, y = rows((200, 800, 800) if k == 0 else (800, 0, 0))
+        clients[f"c{k}"] = (x, y, rows((100, 400, 500))[0])
+    plan = fs.FedSGD(iterations=400, lr=0.02)
+    found = FederatedMLLS(model="linear", plan=plan).fit(fs.Federation.of(clients)).marginals_
+    for law in found.values():
+        np.testing.assert_allclose(law, [0.1, 0.4, 0.5], atol=0.12)
+
+
+def test_a_client_with_one_row_takes_part() -> None:
+    rng = np.random.default_rng(0)
+    many = (rng.normal(size=(60, 2)), rng.integers(0, 2, 60), rng.normal(size=(30, 2)))
+    one = (np.zeros((1, 2)), np.array([1]), rng.normal(size=(30, 2)))
+    fed = fs.Federation.of({"many": many, "one": one})
+    found = FederatedMLLS(model="linear", plan=fs.FedSGD(iterations=20)).fit(fed)
+    assert found.source_log_ratio("one").shape == (1,)

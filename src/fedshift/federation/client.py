@@ -124,7 +124,11 @@ class Client:
         self.model.train()
         scores = torch.func.functional_call(self.model, named, (batch.x,))
         loss = (batch.coefficient * task.loss(scores, batch.y)).sum() / len(batch.y)
-        grads = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        grads = {
+            n: torch.zeros_like(t) if g is None else g
+            for (n, t), g in zip(named.items(), found, strict=True)
+        }
         flat = [layout.flatten(grads) for layout, _ in parts]
         seen = seen_stats(self.norms, task.stats_layout) if self.norms else None
         return loss.item(), flat[0], flat[1] if local is not None else None, seen

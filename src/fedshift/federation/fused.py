@@ -100,6 +100,8 @@ class Runs:
         self.to_coefficient = torch.as_tensor(offsets, device=self.device).view(-1, 1, 1)
         share = np.stack([t.share for t in self.tasks])
         self.share = torch.as_tensor(share, dtype=self.x.dtype, device=self.device)
+        of_all = np.stack([t.of_all for t in self.tasks])
+        self.of_all = torch.as_tensor(of_all, dtype=self.x.dtype, device=self.device)
         normaliser = np.stack([t.normaliser for t in self.tasks])
         self.normaliser = torch.as_tensor(normaliser, dtype=self.x.dtype, device=self.device)
 
@@ -351,7 +353,7 @@ class Runs:
             if drift is not None:
                 change = -self._expanded(self.t["c"]) - update / (plan.local_steps * plan.local_lr)
                 self._scatter("ck", who, (control + change).view(self.runs, self.m, -1))
-                of_all = torch.gather(part, 1, who) / part.sum(1, keepdim=True).clamp_min(1e-30)
+                of_all = torch.gather(self.of_all, 1, who)
                 self.t["c"] += (of_all.unsqueeze(2) * change.view(self.runs, self.m, -1)).sum(1)
             if plan.compression is not None:
                 update = self._compressed(update, who, ahead)
@@ -386,7 +388,10 @@ class Runs:
         loss = (self.coefficient[which] * loss).sum(2) / rows.shape[2]
         total = loss.sum() if share is None else (loss * share).sum()
         wanted = [*self.leaves.values(), *self.local_leaves.values()]
-        grads = torch.autograd.grad(total, wanted)
+        found = torch.autograd.grad(total, wanted, allow_unused=True)
+        grads = [
+            torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)
+        ]
         count = len(self.leaves)
         grad = self.layout.flatten(dict(zip(self.leaves, grads[:count], strict=True)))
         grad = grad.view(self.copies, -1)
@@ -560,6 +565,13 @@ def _same(a: Task, b: Task) -> None:
         )
     if len(a.names) != len(b.names) or a.layout.shapes != b.layout.shapes or a.loss is not b.loss:
         raise InputError("runs side by side need as many clients, the same model and the same loss")
+    frozen = [dict(t.model.named_parameters()) for t in (a, b)]
+    for name, p in frozen[0].items():
+        if not p.requires_grad and not torch.equal(p, frozen[1][name]):
+            raise InputError(
+                f"runs side by side share what is not trained; parameter {name!r} differs; run "
+                "them one after another"
+            )
 
 
 def _shapes(layout: Layout) -> dict[str, Tensor]:

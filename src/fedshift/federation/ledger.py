@@ -61,6 +61,17 @@ class Ledger:
         key, cost = (client, phase), Cost(int(up), int(down), int(rows))
         self._cost[key] = self._cost.get(key, Cost()).plus(cost)
 
+    def merge(self, other: Ledger) -> None:
+        """Add all entries of another."""
+        for record in other.to_records():
+            self.add(
+                record["client"],
+                record["phase"],
+                up=record["up"],
+                down=record["down"],
+                rows=record["rows"],
+            )
+
     def record_rounds(self, task: Task, log: Log, *, phase: str = "train.model") -> None:
         """Book what the rounds of a log cost the clients that took part in them."""
         up, down = task.bytes_up(), task.bytes_down()

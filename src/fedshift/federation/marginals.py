@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
@@ -43,6 +44,8 @@ class FederatedMLLS(BaseEstimator):
        from the mean of the calibrated probabilities of its unlabelled test rows.
     4. It sends that law, C numbers, and looks its ratios up by label.
 
+    Here all of it runs in one process; steps 1 and 2 need no more than sums of gradients.
+
     One classifier, calibrated on a fifth of the rows, is not enough: laws are then off three
     times as far, mostly by shares of classes that look alike.
 
@@ -66,6 +69,8 @@ class FederatedMLLS(BaseEstimator):
     calibration_ : Calibration
     ledger_ : Ledger
         Bytes of steps 1 and 4.
+    digest_ : str
+        Of the federation it was fitted on.
     """
 
     def __init__(
@@ -86,6 +91,12 @@ class FederatedMLLS(BaseEstimator):
     def fit(self, federation: Federation) -> Self:
         """Train, calibrate, and estimate every client's test label law."""
         whole(self, "folds", least=2)
+        for c in federation:
+            if not np.issubdtype(c.y.dtype, np.integer) or c.y.min() < 0:
+                raise InputError(
+                    f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
+                    "encode the classes first, or use FederatedClassifier, which does"
+                )
         count = 1 + max(int(c.y.max()) for c in federation)
         laws = {c.name: np.bincount(c.y, minlength=count) / len(c.y) for c in federation}
         absent = np.flatnonzero(np.sum(list(laws.values()), axis=0) == 0)
@@ -103,21 +114,24 @@ class FederatedMLLS(BaseEstimator):
         for j, (task, state) in enumerate(zip(tasks, states, strict=True)):
             for c in federation:
                 model = task.module(state, c.name).to(task.x.device)
-                out = fold[c.name] == j
-                seen[c.name][out] = _probabilities(model, c.x[out])
+                own = fold[c.name] == j
+                if own.any():
+                    seen[c.name][own] = _probabilities(model, c.x[own])
                 used[c.name].append(_probabilities(model, c.test_x))
-        weight = np.concatenate([balance[c.name] / len(c.y) for c in federation])
-        self.calibration_: Calibration = bcts(
-            np.concatenate([seen[c.name] for c in federation]),
-            np.concatenate([c.y for c in federation]),
-            weight=weight / weight.sum(),
-        )
+        out = np.concatenate([fold[c.name] >= 0 for c in federation])
+        labels = np.concatenate([c.y for c in federation])[out]
+        weight = np.concatenate([balance[c.name] / len(c.y) for c in federation])[out]
+        # clients may lack a class; calibrated to equal shares, all classes start alike
+        weight = weight / np.bincount(labels, weight)[labels]
+        found = np.concatenate([seen[c.name] for c in federation])[out]
+        self.calibration_: Calibration = bcts(found, labels, weight=weight / weight.sum())
         uniform = np.full(count, 1 / count)
         self.marginals_: dict[str, Float64Array] = {
-            name: mlls(np.mean([self.calibration_(p) for p in found], axis=0), uniform).prior
-            for name, found in used.items()
+            name: mlls(np.mean([self.calibration_(p) for p in ps], axis=0), uniform).prior
+            for name, ps in used.items()
         }
         self.sources_ = [c.name for c in federation]
+        self.digest_ = federation_digest(federation)
         self._laws, self._labels = laws, {c.name: c.y for c in federation}
         return self
 
@@ -134,8 +148,9 @@ class FederatedMLLS(BaseEstimator):
         """A fold for every row, class by class so that rare ones are spread evenly."""
         order = draw.permutation(draw.key(self.seed, "folds", c.name), 0, len(c.y))
         order = order[np.argsort(c.y[order], kind="stable")]
-        fold = np.empty(len(c.y), dtype=np.int64)
-        fold[order] = np.arange(len(c.y)) % self.folds
+        fold = np.full(len(c.y), -1, dtype=np.int64)
+        if len(c.y) > 1:  # the only row of a client is always trained on
+            fold[order] = np.arange(len(c.y)) % self.folds
         return fold
 
     def _task(
@@ -172,6 +187,17 @@ class FederatedMLLS(BaseEstimator):
         for name in tasks[0].names:
             self.ledger_.add(name, "query.describe", up=8 * _classes(tasks[0]))
         return states
+
+
+def federation_digest(federation: Federation) -> str:
+    """A hash of all that ratios may depend on: names, training rows, labels and test rows."""
+    data = hashlib.blake2b(digest_size=16)
+    for c in federation:
+        for part in (c.x, c.y, c.test_x):
+            data.update(f"{c.name} {part.shape} {part.dtype}".encode())
+            plain = part if part.dtype.kind in "biuf" else np.array(part, dtype=str)
+            data.update(np.ascontiguousarray(plain).data.cast("B"))
+    return data.hexdigest()
 
 
 def _classes(task: Task) -> int:

@@ -72,9 +72,9 @@ class Reference(Engine):
             stats = torch.stack([r.stats for r in replies if r.stats is not None])
             t["stats"] = torch.stack(pooled(stats[:, 0], stats[:, 1], shares.to(stats)))
         if replies[0].control is not None:
-            part = task.share * task.normaliser
-            part = part[who] / max(part.sum(), 1e-300)
-            t["c"] += sum_of(part, [r.control for r in replies if r.control is not None])
+            t["c"] += sum_of(
+                task.of_all[who], [r.control for r in replies if r.control is not None]
+            )
 
     def _step(self, update: Tensor) -> None:
         t = self._state.tensors

@@ -146,6 +146,10 @@ class Task:
         )
 
     def __post_init__(self) -> None:
+        if not self._trained:
+            raise InputError("model must have parameters to train; got none that need a gradient")
+        if not self.share.any():
+            raise InputError("client_weights must leave some client a part; got 0 for every one")
         for name in (*(self.plan.client_weights or {}), *self._fixed):
             if name not in self.names:
                 raise InputError(f"the plan names a client; it must be {nearest(name, self.names)}")
@@ -162,9 +166,13 @@ class Task:
 
     @cached_property
     def layout(self) -> Layout:
-        """Of the shared parameters."""
+        """Of the shared parameters; those that need no gradient stay as they are in the model."""
         local = set(self.local_layout.shapes)
-        return Layout({n: p for n, p in self.model.named_parameters() if n not in local})
+        return Layout({n: p for n, p in self._trained.items() if n not in local})
+
+    @cached_property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
     @cached_property
     def local_layout(self) -> Layout:
@@ -172,7 +180,7 @@ class Task:
         if self.plan.norm != "local":
             return Layout({})
         prefixes = tuple(f"{name}." for name in norm_layers(self.model))
-        return Layout({n: p for n, p in self.model.named_parameters() if n.startswith(prefixes)})
+        return Layout({n: p for n, p in self._trained.items() if n.startswith(prefixes)})
 
     @cached_property
     def stats_layout(self) -> Layout:
@@ -197,6 +205,14 @@ class Task:
         if isinstance(self.plan, FedAvg) and self.plan.normalise == "self":
             return self.mean_weight
         return np.ones(len(self.names))
+
+    @cached_property
+    def of_all(self) -> Float64Array:
+        """Each client's part λ_k N_k in the mean over all who may ever take part, (K,)."""
+        part = self.share * self.normaliser
+        if self._fixed:
+            part = part * np.isin(self.names, self._fixed)
+        return np.asarray(part / max(part.sum(), 1e-300))
 
     @cached_property
     def _lottery(self) -> draw.Lottery:
@@ -335,7 +351,8 @@ class Task:
             named |= self.local_layout.views(t["local"].mean(0) if k is None else t["local"][k])
         with torch.no_grad():
             for name, p in model.named_parameters():
-                p.copy_(named[name])
+                if name in named:
+                    p.copy_(named[name])
             if "stats" in t:
                 stats = t["stats"]
                 if stats.ndim == 3 and k is None:

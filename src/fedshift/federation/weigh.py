@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -12,18 +13,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 from sklearn.base import clone
+from torch import nn
 
 from fedshift.core.files import atomic_path
+from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weighting, Weights
 from fedshift.data.federation import Federation
-from fedshift.errors import InputError
+from fedshift.errors import InputError, LowCoverage
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.marginals import FederatedMLLS
+from fedshift.federation.marginals import FederatedMLLS, federation_digest
 from fedshift.learn.objective import Objective
 
 #: estimators by the name a recipe gives them; a class is imported when it is asked for
@@ -42,6 +45,7 @@ ESTIMATORS = {
     "rulsif": "ratio.ulsif.RULSIF",
     "ulsif": "ratio.ulsif.ULSIF",
 }
+METHODS = ("exact", *ESTIMATORS)
 LABELLED = ("BBSE", "MLLS", "RLLS")
 
 #: "exact", a name of `ESTIMATORS`, an estimator, or log ratios by client
@@ -78,55 +82,74 @@ def weigh(
     goals = objective.goals(federation)
     if objective.kind == "erm":
         return None
-    cache = None if folder is None else folder / "log-ratios.safetensors"
+    known = isinstance(ratio, Mapping) or (isinstance(ratio, str) and ratio in METHODS)
+    if not known and (isinstance(ratio, str | type) or not hasattr(ratio, "get_params")):
+        raise InputError(
+            f"ratio must be {nearest(ratio, METHODS)}; or an estimator of fedshift.ratio, or log "
+            "ratios by client"
+        )
+    cache = None if folder is None else Path(folder) / "log-ratios.safetensors"
     wanted = _fingerprint(federation, ratio, str(objective), seed)
-    ratios = _cached(cache, wanted)
-    if ratios is None:
-        ratios = log_ratios(federation, ratio, goals, seed=seed)
+    found = _cached(cache, wanted)
+    if found is None:
+        spent = Ledger()
+        found = log_ratios(federation, ratio, goals, seed=seed, ledger=spent), spent
         if cache is not None:
-            tensors = {name: torch.as_tensor(r) for name, r in ratios.items()}
+            tensors = {name: torch.as_tensor(r) for name, r in found[0].items()}
+            notes = {"fingerprint": wanted, "ledger": json.dumps(spent.to_records())}
             with atomic_path(cache) as temporary:
-                temporary.write_bytes(to_safetensors(tensors, {"fingerprint": wanted}))
+                temporary.write_bytes(to_safetensors(tensors, notes))
+    ratios, spent = found
     if ledger is not None:
-        _record_sharing(federation, ratio, goals, ledger)
+        ledger.merge(spent)
     laws = objective.laws(federation)
     weighting = Weighting() if weighting is None else weighting
     return {
-        name: weighting(r, laws=laws if goals[name] == "all" else 1) for name, r in ratios.items()
+        name: _weights(name, r, weighting, laws if goals[name] == "all" else 1)
+        for name, r in ratios.items()
     }
 
 
+def _weights(name: str, log_ratio: Float64Array, weighting: Weighting, laws: int) -> Weights:
+    """A client's weights; all 0, with a warning, where its rows cannot stand for the target."""
+    if (log_ratio == -np.inf).all():
+        warnings.warn(
+            f"no training row of client {name!r} lies where its target law has mass; its rows "
+            "count 0; leave it out, or look at its labels",
+            LowCoverage,
+            stacklevel=3,
+        )
+        return Weights(np.zeros(len(log_ratio)), 0.0, 0.0)
+    try:
+        return weighting(log_ratio, laws=laws)
+    except InputError as error:
+        raise InputError(f"client {name!r}: {error}") from error
+
+
 def log_ratios(
-    federation: Federation, method: RatioMethod, goals: Mapping[str, str | None], *, seed: int
+    federation: Federation,
+    method: RatioMethod,
+    goals: Mapping[str, str | None],
+    *,
+    seed: int = 0,
+    ledger: Ledger | None = None,
 ) -> dict[str, Float64Array]:
     """Log ratios at every client's training rows, 0 for clients without a goal."""
+    ledger = Ledger() if ledger is None else ledger
     out = {c.name: np.zeros(len(c.x)) for c in federation}
     asked = {name: goal for name, goal in goals.items() if goal is not None}
     if isinstance(method, Mapping):
-        for name in asked:
-            out[name] = np.asarray(method[name], dtype=np.float64)
-        return out
-    if method == "exact":
+        return out | _given(federation, method, asked)
+    if isinstance(method, str) and method == "exact":
         return out | {n: federation.exact_log_ratio(n, goal) for n, goal in asked.items()}
     estimator = make_estimator(method, seed=seed) if isinstance(method, str) else method
     if hasattr(estimator, "source_log_ratio"):  # one model for all clients
-        known = getattr(estimator, "sources_", None)
-        if known is None or sorted(known) != sorted(out):
-            estimator = clone(estimator)
-            if isinstance(estimator, FederatedMLLS):
-                estimator.fit(federation)
-            else:
-                estimator.fit(source=federation.train, target=federation.test)
+        estimator = _fitted(estimator, federation, ledger)
         for name, goal in asked.items():
             target = None if goal == "all" else name if goal == "own" else goal
-            found = estimator.source_log_ratio(name, target=target)
-            if len(found) != len(out[name]):
-                raise InputError(
-                    f"client {name!r} has {len(out[name])} training rows, but the fitted ratio was "
-                    f"fitted on {len(found)}; give an unfitted one, or the same federation"
-                )
-            out[name] = found
+            out[name] = estimator.source_log_ratio(name, target=target)
         return out
+    _record_sharing(federation, asked, ledger)
     for name, goal in asked.items():
         c = federation[name]
         extra = {"source_labels": c.y} if type(estimator).__name__ in LABELLED else {}
@@ -134,6 +157,43 @@ def log_ratios(
         seen = getattr(fitted, "source_log_ratio_", None)  # out of fold, where there is one
         out[name] = np.asarray(fitted.log_ratio(c.x) if seen is None else seen)
     return out
+
+
+def _given(
+    federation: Federation, ratios: Mapping[str, npt.ArrayLike], asked: Mapping[str, str]
+) -> dict[str, Float64Array]:
+    """Log ratios as the user has them, checked."""
+    for name in ratios:
+        _ = federation[name]  # an unknown one is named
+    out = {}
+    for name in asked:
+        if name not in ratios:
+            raise InputError(f"ratio must hold log ratios of every client; none for {name!r}")
+        r = np.asarray(ratios[name], dtype=np.float64)
+        n = len(federation[name].x)
+        if r.shape != (n,):
+            raise InputError(
+                f"ratio: client {name!r} needs {n} log ratios, one a training row; got shape "
+                f"{r.shape}"
+            )
+        out[name] = r
+    return out
+
+
+def _fitted(estimator: Any, federation: Federation, ledger: Ledger) -> Any:
+    """The estimator if it was fitted on this federation, else a fitted copy."""
+    if isinstance(estimator, FederatedMLLS):
+        if getattr(estimator, "digest_", None) != federation_digest(federation):
+            estimator = clone(estimator).fit(federation)
+        ledger.merge(estimator.ledger_)
+        return estimator
+    laws = {"source": federation.train, "target": federation.test}
+    if not (hasattr(estimator, "fitted_on") and estimator.fitted_on(**laws)):
+        estimator = clone(estimator).fit(**laws)
+    size = 4 * getattr(estimator, "n_steps_", 0) * getattr(estimator, "n_parameters_", 0)
+    for c in federation:  # what gradients of a shared model cost, as if trained in a federation
+        ledger.add(c.name, "train.ratio", up=size, down=size)
+    return estimator
 
 
 def make_estimator(name: str, *, seed: int, **options: Any) -> Any:
@@ -146,22 +206,16 @@ def make_estimator(name: str, *, seed: int, **options: Any) -> Any:
     return made(**{**given, **options})
 
 
-def _record_sharing(
-    federation: Federation,
-    method: RatioMethod,
-    goals: Mapping[str, str | None],
-    ledger: Ledger,
-) -> None:
-    """Test rows that had to leave a client for its neighbours' ratios, in the ledger."""
-    quiet = ("exact", "federated-mlls", "multi-source")
-    shared = (isinstance(method, str) and method in quiet) or isinstance(method, Mapping)
-    if shared or hasattr(method, "source_log_ratio"):
-        return
-    for name, goal in goals.items():
-        for other in federation:
-            if other.name != name and goal in ("all", other.name):
-                size = other.test_x.nbytes
-                ledger.add(other.name, "query.share", up=size, rows=len(other.test_x))
+def _record_sharing(federation: Federation, goals: Mapping[str, str], ledger: Ledger) -> None:
+    """Test rows that have to leave a client for its neighbours' ratios, in the ledger."""
+    for other in federation:
+        readers = [
+            n for n, goal in goals.items() if n != other.name and goal in ("all", other.name)
+        ]
+        if readers:
+            size = other.test_x.nbytes
+            ledger.add(other.name, "query.share", up=size, rows=len(other.test_x))
+            for name in readers:
                 ledger.add(name, "query.share", down=size)
 
 
@@ -175,20 +229,34 @@ def _fingerprint(federation: Federation, ratio: RatioMethod, objective: str, see
     elif isinstance(ratio, str):
         said = ratio
     else:  # repr of an estimator leaves defaults out and shortens what is long
-        options = {name: repr(value) for name, value in sorted(ratio.get_params().items())}
+        options = {name: repr(value) for name, value in sorted(_options(ratio).items())}
         said = f"{type(ratio).__name__} {options}"
-    data = hashlib.blake2b(digest_size=16)
-    for c in federation:
-        for part in (c.x, c.y, c.test_x):
-            data.update(np.ascontiguousarray(part).data)
-    return json.dumps([objective, said, seed, data.hexdigest()])
+    return json.dumps([objective, said, seed, federation_digest(federation)])
 
 
-def _cached(path: Path | None, wanted: str) -> dict[str, Float64Array] | None:
+def _options(estimator: Any) -> dict[str, Any]:
+    """Parameters of an estimator, networks with the numbers in them."""
+    found: dict[str, Any] = estimator.get_params() if hasattr(estimator, "get_params") else {}
+    for name, value in found.items():
+        if isinstance(value, nn.Module):
+            numbers = hashlib.blake2b(digest_size=16)
+            for t in value.state_dict().values():
+                numbers.update(t.detach().cpu().double().numpy().tobytes())
+            found[name] = f"{value!r} {numbers.hexdigest()}"
+    return found
+
+
+def _cached(path: Path | None, wanted: str) -> tuple[dict[str, Float64Array], Ledger] | None:
+    """Log ratios of an earlier run and what they cost, if they are the ones wanted."""
     if path is None or not path.exists():
         return None
-    with safe_open(str(path), framework="pt") as file:
-        found = (file.metadata() or {}).get("fingerprint")
-    if found != wanted:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            notes = file.metadata() or {}
+        if notes.get("fingerprint") != wanted:
+            return None
+        tensors = load_file(str(path))
+    except SafetensorError:  # damaged: estimate again
         return None
-    return {name: t.numpy() for name, t in load_file(str(path)).items()}
+    ledger = Ledger.from_records(json.loads(notes["ledger"]))
+    return {name: t.numpy() for name, t in tensors.items()}, ledger

@@ -203,7 +203,11 @@ def _group_norm(layer: _BatchNorm) -> nn.GroupNorm:
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
-    new.train(model.get_submodule(name).training)
+    old = model.get_submodule(name)
+    new.train(old.training)
+    frozen = {n for n, p in old.named_parameters() if not p.requires_grad}
+    for n, p in new.named_parameters():
+        p.requires_grad_(n not in frozen)
     if not name:
         return new
     parent, _, last = name.rpartition(".")

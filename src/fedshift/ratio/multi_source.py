@@ -60,6 +60,11 @@ class MultiSource(BaseEstimator):
     lr, weight_decay, max_epochs, patience, validation, device, seed
         As for `Neural`.
 
+    Attributes
+    ----------
+    n_steps_, n_parameters_ : int
+        Gradient steps over all folds, and numbers in a gradient: what a federation would send.
+
     Examples
     --------
     >>> import numpy as np
@@ -137,7 +142,9 @@ class MultiSource(BaseEstimator):
             kept = [laws]
         warn_if_few(*laws)
         self._saturations: dict[tuple[int, ...], Saturation | None] = {}
+        self.n_steps_ = 0
         self._nets = [self._train(part, self.seed + j) for j, part in enumerate(kept)]
+        self.n_parameters_ = sum(p.numel() for p in self._nets[0].parameters())
         return self
 
     def _check(self) -> None:
@@ -166,19 +173,30 @@ class MultiSource(BaseEstimator):
                 risks.append(stop.mean(logsumexp(logits, axis=1) - logits[:, i]))
             return float(np.mean(risks))
 
-        largest = max(len(fit) for fit, _ in parts)
-        train(
+        steps = math.ceil(max(len(fit) for fit, _ in parts) / self.batch_size)
+        history = train(
             net,
             loss,
             held_out,
-            steps_per_check=math.ceil(largest / self.batch_size),
+            steps_per_check=steps,
             max_checks=self.max_epochs,
             patience=self.patience,
             lr=self.lr,
             weight_decay=self.weight_decay,
             seed=seed,
         )
+        self.n_steps_ += steps * (len(history) - 1)
         return net
+
+    def fitted_on(self, *, source: Laws, target: Laws) -> bool:
+        """Whether these are the laws it was fitted on."""
+        if not hasattr(self, "_laws"):
+            return False
+        sides = [_named(source, "source"), _named(target, "target")]
+        if [list(side) for side in sides] != [self.sources_, self.targets_]:
+            return False
+        laws = [s for side in sides for s in side.values()]
+        return all(np.array_equal(a.x, b.x) for a, b in zip(laws, self._laws, strict=True))
 
     def log_ratio(self, X: Rows, *, source: Name = None, target: Names = None) -> Any:
         """Log ratio of rows, shape (n,).
