@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,9 @@ def test_version_and_wrong_usage(capsys: pytest.CaptureFixture) -> None:
     for wrong in (["fly"], [], ["run"], ["demo", "--seed", "x"], ["list", "--sets"]):
         with pytest.raises(SystemExit, match="2"):
             cli.main(wrong)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["demo", "--seed", "-1"])
+    assert "a seed must be a whole number ≥ 0; got '-1'" in capsys.readouterr().err
 
 
 def test_help_is_light() -> None:
@@ -65,6 +69,20 @@ def test_demo_is_given_folder_and_seed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(demo, "run", lambda out, *, seed: given.append((out, seed)))
     assert cli.main(["demo", "--out", str(tmp_path), "--seed", "3"]) == 0
     assert given == [(tmp_path, 3)]
+
+
+def test_demo_says_that_it_trains(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["demo", "--help"])
+    assert "trains five ways" in " ".join(capsys.readouterr().out.split())
+
+
+def test_demo_asks_for_a_place_to_write_first(
+    recipe: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(demo, "digits_federation")
+    assert cli.main(["demo", "--out", str(recipe)]) == 1
+    assert capsys.readouterr().err.startswith("fedshift: cannot write")
 
 
 def test_no_place_to_write_is_one_clear_line(recipe: Path, capsys: pytest.CaptureFixture) -> None:
@@ -112,7 +130,6 @@ def test_dry_run_writes_nothing(
         (["smoke/digits", "--set", "plan.iteratons=5"], "did you mean 'iterations'?"),
         (["smoke/digits", "--set", "plan.lr=fast"], "lr must be a number; got 'fast'"),
         (["smoke/digits", "--method", "FWT"], "did you mean 'FTW'?"),
-        (["smoke/digits", "--seeds", "many"], "seeds must be such as '0:5'"),
         (["none.toml"], "cannot read recipe none.toml"),
     ],
 )
@@ -124,6 +141,50 @@ def test_what_is_wrong_is_one_line(
     assert error.startswith("fedshift: ")
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seeds", "many"], "--seeds: seeds must be such as '0:5', '3' or '0,2,4'; got 'many'"),
+        (["--seeds", "5:0"], "--seeds: seeds must be spans from low to high.*got '5:0'"),
+        (["--seeds", ""], "--seeds: seeds must be such as.*got ''"),
+        (["--seeds", "0,0"], "--seeds: seeds must be one or more, each once; got '0,0'"),
+        (["--method", "ERM", "FTW", "--method", "ERM"], "--method: .* named once; got ERM again"),
+    ],
+)
+def test_none_or_twice_is_wrong_usage(
+    words: list[str], said: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["run", str(recipe), "--out", str(tmp_path / "runs"), *words])
+    assert re.search(said, capsys.readouterr().err)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize("device", ["gpu", "cuda"])
+def test_no_such_device_is_one_clear_line(
+    device: str,
+    dry: list[str],
+    recipe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = ["run", str(recipe), "--out", str(tmp_path / "runs"), *dry]
+    for change in (
+        ["--device", device],
+        ["--set", f"train.device={device}"],
+        ["--set", f"method.FTW.train.device={device}"],
+    ):
+        assert cli.main([*words, *change]) == 1
+        out, error = capsys.readouterr()
+        assert re.search(f"^fedshift: .*device .*'{device}'", error)
+        assert error.count("\n") == 1
+        assert not out
+    assert not (tmp_path / "runs").exists()
 
 
 def test_missing_data_says_what_to_do(

@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 
 import fedshift as fs
 from fedshift.data import GaussianShift
-from fedshift.errors import InputError
+from fedshift.errors import InputError, UnscaledColumns
+from fedshift.learn.models import MODELS
 
 PLAN = fs.FedSGD(iterations=150, lr=0.05, batch_size=32)
 
@@ -114,6 +116,96 @@ def test_bad_input_is_named() -> None:
     strange = replace(fed[0], test_y=np.full(len(fed[0].test_x), "perhaps"))
     with pytest.raises(InputError, match="'perhaps'"):
         clf.evaluate(fs.Federation((strange,)))
+    with pytest.raises(InputError, match=r"fit takes a fedshift.data.Federation; got ndarray"):
+        clf.fit(fed[0].x, fed[0].y)
+    with pytest.raises(InputError, match=r"holds the labels; got y; drop it"):
+        clf.fit(fed, fed[0].y)
+    with pytest.raises(InputError, match=r"evaluate takes a fedshift.data.Federation; got ndarray"):
+        clf.evaluate(fed[0].x)
     one = replace(fed[0], y=np.full(len(fed[0].x), "no"))
     with pytest.raises(InputError, match="two classes"):
         fs.FederatedClassifier("linear").fit(fs.Federation((one,)))
+
+
+def test_bad_labels_are_named() -> None:
+    fed = labelled()
+    gaps = replace(fed[0], y=np.where(np.arange(len(fed[0].y)) == 4, None, fed[0].y))
+    with pytest.raises(InputError, match=r"'client-1': y must have a label .* missing.* row 4"):
+        fs.FederatedClassifier("linear").fit(fs.Federation((gaps,)))
+    mixed = replace(fed[0], y=np.where(np.arange(len(fed[0].y)) == 4, 7, fed[0].y.astype(object)))
+    with pytest.raises(InputError, match="labels must be of one kind"):
+        fs.FederatedClassifier("linear").fit(fs.Federation((mixed,)))
+    for words in (fed[0].y, fed[0].y.astype(object)):
+        said = r"'client-1': y must hold numbers; got .*(no|yes).*; convert them"
+        with pytest.raises(InputError, match=said):
+            fs.FederatedRegressor("linear").fit(fs.Federation((replace(fed[0], y=words),)))
+
+
+def frames(*orders: list[str]) -> fs.Federation:
+    """A client for every order of columns, each with the class in its first named column."""
+    rng = np.random.default_rng(0)
+
+    def client(order: list[str]) -> tuple[Any, ...]:
+        rows = pd.DataFrame(rng.normal(size=(60, 3)), columns=["age", "lab", "bmi"])[order]
+        return rows, (rows["age"] > 0).astype(int), rows, (rows["age"] > 0).astype(int)
+
+    return fs.Federation.of({f"site-{k}": client(order) for k, order in enumerate(orders)})
+
+
+def test_columns_of_frames_are_remembered() -> None:
+    order = ["age", "lab", "bmi"]
+    fed = frames(order, order)
+    quick = fs.FedSGD(iterations=3)
+    clf = fs.FederatedClassifier("linear", objective="erm", plan=quick).fit(fed)
+    assert list(clf.feature_names_in_) == order
+    frame = pd.DataFrame(fed[0].x, columns=order)
+    np.testing.assert_array_equal(clf.predict(frame), clf.predict(fed[0].x))
+    for call in (clf.predict, clf.predict_proba):
+        with pytest.raises(InputError, match=r"X must have the columns \['age'.*reorder with df"):
+            call(frame[["lab", "age", "bmi"]])
+    with pytest.raises(InputError, match="client 'site-0' must have the columns"):
+        clf.evaluate(frames(["lab", "age", "bmi"]))
+    assert len(clf.evaluate(frames(order))) == 1
+    clf.fit(labelled())  # of arrays: there are no names any more
+    assert not hasattr(clf, "feature_names_in_")
+
+
+def test_reversed_columns_are_taken() -> None:
+    fed = labelled()
+    clf = fs.FederatedClassifier("linear", objective="erm", plan=fs.FedSGD(iterations=3)).fit(fed)
+    turned = fed[0].test_x[:, ::-1]
+    np.testing.assert_array_equal(clf.predict(turned), clf.predict(turned.copy()))
+    frame = pd.DataFrame(fed[0].test_x, columns=["b", "a"])
+    np.testing.assert_array_equal(clf.predict(frame[["a", "b"]]), clf.predict(turned))
+
+
+def test_a_site_that_was_not_trained_on_can_be_evaluated() -> None:
+    fed = labelled()
+    plan = fs.FedSGD(iterations=3)
+    clf = fs.FederatedClassifier("linear", objective="ftw", ratio="exact", plan=plan).fit(fed)
+    scores = clf.evaluate(fs.Federation((fed[0], replace(fed[1], name="new"))))
+    assert scores["client-1"].ess is not None
+    assert scores["new"].ess is None
+
+
+def test_columns_of_other_scale_are_named(recwarn: pytest.WarningsRecorder) -> None:
+    rng = np.random.default_rng(0)
+    scale = np.array([1.0, 0.0, 1e5, 2.0])  # a column of zeros is not meant
+    y = np.arange(40) % 2
+
+    def fit(model: Any, x: np.ndarray, names: list[str] | None = None) -> None:
+        rows = x if names is None else pd.DataFrame(x, columns=names)
+        fed = fs.Federation.of({"a": (rows, y, rows)})
+        fs.FederatedClassifier(model, objective="erm", plan=fs.FedSGD(iterations=1)).fit(fed)
+
+    x = rng.normal(size=(40, 4))
+    said = r"more than 1000.*: 2 \(up to .*e\+05\); standardise .* same numbers at all sites"
+    with pytest.warns(UnscaledColumns, match=said):
+        fit("linear", x * scale)
+    with pytest.warns(UnscaledColumns, match=r": pay \(up to .*e\+05\); standardise"):
+        fit("mlp", x * scale, ["age", "none", "pay", "bmi"])
+    recwarn.clear()
+    fit("mlp", x * [1.0, 0.0, 100.0, 0.2])
+    fit(MODELS["mlp"], x * scale)  # somebody's own model may scale its rows
+    fit("linear", (x * scale)[:, None, :, None] + np.zeros((1, 1, 1, 4)))  # an image
+    assert not [w for w in recwarn if w.category is UnscaledColumns]

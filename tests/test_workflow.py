@@ -266,13 +266,27 @@ class TestTraining:
             ({"weighting": 20.0}, "weighting must be a Weighting"),
             ({"model": None}, "model must be a name"),
             ({"ratio": None}, "ratio must be given"),
-            ({"device": "gpu"}, "device must be"),
-            ({"compile": True, "device": "cpu"}, "needs engine='fused' on a GPU"),
         ],
     )
     def test_wrong_settings_are_refused_when_they_are_made(self, change: Any, said: str) -> None:
         with pytest.raises(InputError, match=said):
             settings(**change)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"device": "gpu"}, "device must be"),
+            ({"compile": True, "device": "cpu"}, "needs engine='fused' on a GPU"),
+            ({"precision": "bfloat16", "device": "cpu"}, "needs engine='fused' on a GPU"),
+        ],
+    )
+    def test_what_the_machine_lacks_is_said_before_anything_long(
+        self, change: Any, said: str
+    ) -> None:
+        told: list[Any] = []
+        with pytest.raises(InputError, match=said):
+            run(federation(), settings(**change), watch=told.append)
+        assert told == []
 
     def test_an_estimator_class_is_refused(self) -> None:
         with pytest.raises(InputError, match="ratio must be"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedshift import __version__
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, InputError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # has no public name
@@ -65,7 +65,7 @@ def _add_run(commands: Commands) -> None:
     sub.add_argument("--fresh", action="store_true", help="replace runs that are there")
     sub.add_argument("--dry-run", action="store_true", help="check and show, do not run")
     _add_data_dir(sub)
-    sub.set_defaults(command=_run)
+    sub.set_defaults(command=_run, wrong=sub.error)
 
 
 def _add_list(commands: Commands) -> None:
@@ -81,12 +81,15 @@ def _add_demo(commands: Commands) -> None:
         "demo",
         help="five label-shifted clients of scikit-learn's digits, nothing to download",
         description="Five clients of scikit-learn's digits, nothing to download: estimates every "
-        "client's density ratios, compares with the truth, writes a plot and a record.",
+        "client's density ratios, trains five ways, without and with weights, exact and "
+        "estimated, shows each client's test accuracy, and writes plots and a record.",
     )
     sub.add_argument(
-        "--out", type=Path, default=Path("fedshift-demo"), help="folder for plot and record"
+        "--out", type=Path, default=Path("fedshift-demo"), help="folder for plots and record"
     )
-    sub.add_argument("--seed", type=int, default=0, help="seed of the split and the estimators")
+    sub.add_argument(
+        "--seed", type=_seed, default=0, help="seed of the split, the estimators and the training"
+    )
     sub.set_defaults(command=_demo)
 
 
@@ -106,17 +109,32 @@ def _add_data_dir(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"a seed must be a whole number ≥ 0; got {text!r}")
+    return int(text)
+
+
 def _run(given: argparse.Namespace) -> int:
+    twice = sorted({m for m in given.method if given.method.count(m) > 1})
+    if twice:
+        given.wrong(f"argument --method: each must be named once; got {', '.join(twice)} again")
     from fedshift.experiments.recipe import Recipe, seeds
     from fedshift.experiments.runner import describe, run
+    from fedshift.workflow import check_device
 
+    chosen: tuple[int, ...] = ()
+    try:
+        chosen = chosen if given.seeds is None else seeds(given.seeds)
+    except InputError as error:
+        given.wrong(f"argument --seeds: {error}")
     recipe = Recipe.load(given.recipe)
     changes = [*given.changes]
     if given.device is not None:
+        check_device(given.device)
         changes.append(f'train.device="{given.device}"')
     if changes:
         recipe = recipe.changed(changes)
-    chosen = seeds(given.seeds) if given.seeds else ()
     if given.dry_run:
         describe(recipe, given.out, methods=given.method, seeds=chosen, data_dir=given.data_dir)
         return 0

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fedshift.core.files import write_text
 from fedshift.data import Federation, Labels, load
+from fedshift.experiments.records import check_writable
 from fedshift.federation.marginals import FederatedMLLS
 from fedshift.federation.plan import FedSGD
 from fedshift.learn.evaluate import predict
@@ -49,6 +50,7 @@ def run(out: Path, *, seed: int = 0, console: Console | None = None) -> dict[str
     """Train with every method, print the tables, write plot and record; returns the outcomes."""
     console = console or Console()
     begin = time.perf_counter()
+    check_writable(out)
     federation = digits_federation(seed=seed)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     outcomes: dict[str, Outcome] = {}

@@ -74,6 +74,10 @@ class NotConverged(FedshiftWarning):
     """An optimiser stopped before its tolerance was met."""
 
 
+class UnscaledColumns(FedshiftWarning):
+    """Columns of very different scale, which a model trained by gradients learns badly from."""
+
+
 class DamagedCheckpoint(FedshiftWarning):
     """A checkpoint does not read whole; the one before it is taken."""
 
@@ -96,5 +100,6 @@ __all__ = [
     "PrecisionLoss",
     "RatioDirection",
     "TrainingDiverged",
+    "UnscaledColumns",
     "WeightsNotUsedError",
 ]

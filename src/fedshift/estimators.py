@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,15 +15,17 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows
+from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows, column_names, same_names
 from fedshift.core.weights import Weighting
 from fedshift.data.federation import ClientData, Federation
-from fedshift.errors import InputError
+from fedshift.errors import InputError, UnscaledColumns
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.learn.evaluate import Evaluation, predict
 from fedshift.workflow import Outcome, Settings, run, score
 
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
+#: models that take columns as they are, and how far the scales of these may lie apart
+PLAIN, APART = ("mlp", "linear"), 1e3
 
 
 class _Federated(BaseEstimator):
@@ -76,44 +79,68 @@ class _Federated(BaseEstimator):
         }
         return Settings(**options)
 
-    def fit(self, federation: Federation) -> Self:
+    def fit(self, federation: Federation, y: None = None) -> Self:
         """Estimate ratios, train, and evaluate where test labels are there.
 
         Parameters
         ----------
         federation : Federation
+        y : None
+            Labels are in the federation.
+
+        Warns
+        -----
+        UnscaledColumns
+            If a model by the name "mlp" or "linear" gets columns of very different scale.
         """
-        if not isinstance(federation, Federation):
-            raise InputError(
-                f"fit takes a fedshift.data.Federation; got {type(federation).__name__}; make one "
-                "with Federation.of({name: (x, y, test_x)}) or a shift of fedshift.data"
-            )
+        _check_federation(federation, "fit")
+        if y is not None:
+            raise InputError("fit takes a Federation alone, which holds the labels; got y; drop it")
+        for c in federation:
+            c.check_labels()
         self._learn_labels(federation)
+        if self.model in PLAIN:
+            _check_scales(federation)
         folder = None if self.folder is None else Path(self.folder)
         self.outcome_: Outcome = run(self._encoded(federation), self._settings(), folder=folder)
         self.weights_ = self.outcome_.weights
         self.history_ = self.outcome_.history
         self.ledger_ = self.outcome_.ledger
         self.row_shape_ = federation[0].x.shape[1:]
+        if federation.columns is not None:
+            self.feature_names_in_ = np.array(federation.columns, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
         return self
 
     def evaluate(self, federation: Federation) -> Evaluation:
         """Scores on every client's test rows; all need test labels."""
         check_is_fitted(self, "outcome_")
+        _check_federation(federation, "evaluate")
+        for c in federation:
+            self._check_columns(c.columns, f"client {c.name!r}")
+            c.check_labels()
         out = self.outcome_
         return score(out.task, out.state, self._encoded(federation), self._settings(), out.weights)
 
     def _scores(self, X: Rows, client: str | None) -> FloatArray:
         check_is_fitted(self, "outcome_")
         x = as_rows(X, name="X")
+        self._check_columns(column_names(X), "X")
         if x.shape[1:] != self.row_shape_:
             raise InputError(
                 f"X must have rows of shape {self.row_shape_}, as in fit; got {x.shape[1:]}"
             )
         model = self.outcome_.model(client)
         kind = next(model.parameters()).dtype
-        found: FloatArray = predict(model, torch.as_tensor(x, dtype=kind)).double().numpy()
+        found: FloatArray = predict(model, torch.tensor(x, dtype=kind)).double().numpy()
         return found
+
+    def _check_columns(self, names: Sequence[Any] | None, who: str) -> None:
+        """Data frames must have the columns of `fit`, in their order."""
+        need = getattr(self, "feature_names_in_", None)
+        have = None if names is None else [str(n) for n in names]
+        same_names(need, have, who, of="fit, feature_names_in_")
 
     def _learn_labels(self, federation: Federation) -> None:
         """Remember the classes."""
@@ -148,6 +175,8 @@ class FederatedClassifier(_Federated):
     ----------
     classes_ : ndarray
         Of all clients' training labels.
+    feature_names_in_ : ndarray of str
+        Columns, if a client's rows came as a data frame; frames given later must have the same.
     outcome_ : Outcome
     weights_, history_, ledger_
         Parts of it.
@@ -166,7 +195,13 @@ class FederatedClassifier(_Federated):
     _loss = "cross-entropy"
 
     def _learn_labels(self, federation: Federation) -> None:
-        self.classes_ = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
+        try:
+            self.classes_ = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
+        except TypeError as error:
+            raise InputError(
+                f"labels must be of one kind, all text or all numbers, at all clients; {error}; "
+                "convert them, for example with y.astype(str)"
+            ) from None
         if len(self.classes_) < 2:
             raise InputError(
                 f"a classifier needs at least two classes over all clients; got {self.classes_}"
@@ -218,8 +253,8 @@ class FederatedRegressor(_Federated):
             clients=tuple(
                 replace(
                     c,
-                    y=np.asarray(c.y, dtype=np.float64),
-                    test_y=None if c.test_y is None else np.asarray(c.test_y, dtype=np.float64),
+                    y=_numbers(c, c.y, "y"),
+                    test_y=None if c.test_y is None else _numbers(c, c.test_y, "test_y"),
                 )
                 for c in federation
             ),
@@ -228,6 +263,50 @@ class FederatedRegressor(_Federated):
     def predict(self, X: Rows, *, client: str | None = None) -> Float64Array:
         """Predictions of rows, (n,)."""
         return np.asarray(self._scores(X, client), dtype=np.float64).reshape(-1)
+
+
+def _check_federation(federation: object, who: str) -> None:
+    if not isinstance(federation, Federation):
+        raise InputError(
+            f"{who} takes a fedshift.data.Federation; got {type(federation).__name__}; make one "
+            "with Federation.of({name: (x, y, test_x)}) or a shift of fedshift.data"
+        )
+
+
+def _numbers(c: ClientData, y: npt.NDArray[Any], part: str) -> Float64Array:
+    try:
+        if y.dtype.kind in "biufO":
+            return np.asarray(y, dtype=np.float64)
+    except (TypeError, ValueError):
+        pass
+    raise InputError(
+        f"client {c.name!r}: {part} must hold numbers; got {y[0]!r} ({y.dtype}); convert them, or "
+        "take FederatedClassifier for classes"
+    )
+
+
+def _check_scales(federation: Federation) -> None:
+    """Warn of vectors whose columns reach values too far apart; columns of zeros do not count.
+
+    What a column reaches, not its deviation: a pixel or word that is rarely seen is no fault.
+    """
+    if federation[0].x.ndim != 2:
+        return
+    reach = np.max([np.abs([c.x.min(axis=0), c.x.max(axis=0)]) for c in federation], axis=(0, 1))
+    where = np.flatnonzero(reach)
+    if not len(where) or reach[where].max() <= APART * reach[where].min():
+        return
+    scale = np.log10(reach[where].astype(np.float64))
+    odd = where[np.abs(scale - np.median(scale)) > np.log10(APART) / 2]
+    names = federation.columns or tuple(map(str, range(len(reach))))
+    said = ", ".join(f"{names[i]} (up to {reach[i]:.2g})" for i in odd[:8])
+    warnings.warn(
+        f"columns differ in scale by more than {APART:.0f}, so that small ones are hardly learned "
+        f"from: {said}{', …' if len(odd) > 8 else ''}; standardise every column with the same "
+        "numbers at all sites, for example mean and deviation of the first client's rows",
+        UnscaledColumns,
+        stacklevel=3,
+    )
 
 
 class _Translated:

@@ -122,15 +122,6 @@ class Settings:
             raise InputError(f"ratio must be {nearest(self.ratio, ('exact', *ESTIMATORS))}")
         if self.ratio is None:
             raise InputError("ratio must be given; take 'multi-source', or 'exact' where known")
-        if self.device is not None:
-            check_device(self.device)
-        faster = [n for n in ("compile",) if getattr(self, n)]
-        faster += ["precision='bfloat16'"] if self.precision == "bfloat16" else []
-        if faster and (self.engine != "fused" or not _device(self).startswith("cuda")):
-            raise InputError(
-                f"{faster[0]} needs engine='fused' on a GPU; got engine={self.engine!r} on "
-                f"{_device(self)!r}; leave it out"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +176,17 @@ def check_device(name: str) -> None:
 
 
 def _device(settings: Settings) -> str:
-    return settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    """Where to compute; raises if settings ask for what is not here."""
+    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    faster = "compile" if settings.compile else "precision='bfloat16'"
+    wanted = settings.compile or settings.precision == "bfloat16"
+    if wanted and (settings.engine != "fused" or not device.startswith("cuda")):
+        raise InputError(
+            f"{faster} needs engine='fused' on a GPU; got engine={settings.engine!r} on "
+            f"{device!r}; leave it out"
+        )
+    return device
 
 
 def run(
@@ -215,6 +216,7 @@ def run(
     folder = None if folder is None else Path(folder)
     ledger = Ledger()
     classes = count_classes(federation, settings)
+    _device(settings)  # before anything long begins
     tell({"phase": "ratio", "objective": settings.objective})
     weights = weigh(
         federation,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedshift.core.samples import Sample, as_rows, fold_of, read_pair, row_hash
+from fedshift.core.samples import Sample, as_rows, column_names, fold_of, read_pair, row_hash
 from fedshift.errors import ConstantColumns, DisjointSupport, InputError, PrecisionLoss
 
 tables = arrays(
@@ -108,6 +108,16 @@ def test_bad_rows_are_named(bad, words: str) -> None:
         as_rows(bad, name="source")
 
 
+def test_rows_are_contiguous_without_a_copy_where_they_are() -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert as_rows(rows, name="x") is rows
+    for turned in (rows[:, ::-1], rows[::-1], rows.T, pd.DataFrame(rows)[[2, 1, 0]]):
+        got = as_rows(turned, name="x")
+        assert got.flags.c_contiguous
+        assert got.dtype == np.float32
+        np.testing.assert_array_equal(torch.from_numpy(got), np.asarray(turned))
+
+
 def test_rounded_integers_warn() -> None:
     with pytest.warns(PrecisionLoss, match="identifiers"):
         as_rows(np.array([[2**60 + 1]]), name="x")
@@ -132,6 +142,9 @@ def test_frames_must_agree_on_columns() -> None:
         read_pair(frame, frame[["dose", "age"]])
     with pytest.raises(InputError, match=r"misses \['age'\], adds \['sex'\]"):
         read_pair(frame, {"ward": frame.rename(columns={"age": "sex"})})
+    pyarrow = pytest.importorskip("pyarrow")
+    assert column_names(pyarrow.table({"age": [1.0], "dose": [0.1]})) == ["age", "dose"]
+    assert column_names(np.zeros((1, 2))) is None
 
 
 def test_constant_and_disjoint_columns_are_named() -> None:

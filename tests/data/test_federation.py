@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedshift.data import ClientData, Federation, Labels
@@ -81,6 +84,50 @@ def test_bad_federations_are_named() -> None:
     other = ClientData.of("b", np.ones((3, 1)), [0, 1, 0], np.ones((2, 1)))
     with pytest.raises(InputError, match="client 'b' must have rows of shape"):
         federation([good, other])
+
+
+def test_frames_must_agree_on_columns_and_arrays_cannot_say() -> None:
+    frame = pd.DataFrame({"age": [1.0, 2.0], "lab": [3.0, 4.0], "bmi": [5.0, 6.0]})
+    turned, rows = frame[["lab", "age", "bmi"]], frame.to_numpy()
+    fed = Federation.of({"r": (rows, [0, 1], rows), "a": (frame, [0, 1], frame)})
+    assert (fed[0].columns, fed["a"].columns) == (None, ("age", "lab", "bmi"))
+    assert fed.columns == ClientData.of("b", rows, [0, 1], frame).columns == fed["a"].columns
+    assert Federation.of({"r": (rows, [0, 1], rows)}).columns is None
+    need = r"must have the columns \['age', 'lab', 'bmi'\] of"
+    got = r"got .*\['lab', 'age', 'bmi'\]; reorder with df\[list\(columns\)\]"
+    with pytest.raises(InputError, match=f"client 'b': test_x {need} x, .*{got}"):
+        ClientData.of("b", frame, [0, 1], turned)
+    with pytest.raises(InputError, match=f"client 'b' {need} client 'a', .*{got}"):
+        federation([fed[0], fed[1], ClientData.of("b", turned, [0, 1], turned)])
+    with pytest.raises(InputError, match=r"misses \['bmi'\], adds \['mass'\]"):
+        ClientData.of("b", frame, [0, 1], frame.rename(columns={"bmi": "mass"}))
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        ([(1, 2, 3)], r"must be a mapping, \{name: \(x, y, test_x\)\}; got list"),
+        ({"a": None}, r"client 'a': needs \(x, y, test_x\) .*; got NoneType"),
+        ({"a": np.zeros((3, 2))}, "client 'a': needs .*; got ndarray"),
+        ({"a": (1, 2)}, "client 'a': needs .*; got 2 parts"),
+    ],
+)
+def test_what_is_no_federation_is_named(clients: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Federation.of(clients)
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA, pd.NaT])
+def test_missing_labels_are_named(missing: Any) -> None:
+    rows, labels = np.ones((3, 2)), pd.Series(["no", missing, "yes"], dtype=object)
+    with pytest.raises(InputError, match=r"client 'a': y must have a label .*1 are missing.*row 1"):
+        ClientData.of("a", rows, labels, rows)
+    with pytest.raises(InputError, match=r"test_y must have a label .* leave test_y out"):
+        ClientData.of("a", rows, [0, 1, 0], rows, labels)
+    with pytest.raises(InputError, match="2 are missing, the first in row 0"):
+        ClientData.of("a", rows, [np.nan, 1.0, np.nan], rows)
+    words = ClientData.of("a", rows, np.array([np.str_("no"), "yes", 3], dtype=object), rows)
+    assert len(words.y) == 3
 
 
 def test_bad_tables_are_named() -> None:

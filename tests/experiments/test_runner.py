@@ -168,6 +168,20 @@ def test_tensorboard_if_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert told[-1] == ("closed",)
 
 
+def test_tensorboard_is_not_told_what_there_is_not(tmp_path: Path) -> None:
+    told: dict[str, Any] = {}
+
+    class Board:
+        def add_scalar(self, name: str, value: float, round: int) -> None:
+            told[name] = (float(value), round)
+
+    record = Record(tmp_path, small().narrow("ERM", 0))
+    record.folder.mkdir(parents=True)
+    record._board = Board()
+    record.watch({"phase": "check", "round": 4, "loss": 0.5, "validation_accuracy": None})
+    assert told == {"loss": (0.5, 4)}
+
+
 def test_mean_interval() -> None:
     mean, half = runner.mean_interval([1.0, 2.0, 3.0, 4.0])
     assert mean == 2.5
@@ -257,6 +271,10 @@ def test_warnings_are_notes(tmp_path: Path) -> None:
 def test_wrong_names_and_places(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'FTW'"):
         run(small(), tmp_path, methods=["FWT"])
+    with pytest.raises(InputError, match="methods must be named once each; got"):
+        run(small(), tmp_path, methods=["FTW", "FTW"])
+    with pytest.raises(InputError, match="seeds must be named once each; got"):
+        run(small(), tmp_path, seeds=[3, 3])
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="needs a GPU"):
             run(small("train.device=cuda"), tmp_path)
@@ -296,11 +314,15 @@ def test_interrupted_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [x["round"] for x in read_history(folder)] == [4, 8, 12]
     with (folder / "history.jsonl").open("a") as file:
         file.write('{"round": 16, "lo')  # and a line is torn
-    (folder / ".history.jsonl.x").write_text("torn")
+    for torn in (".history.jsonl.a1b2c3_d", "checkpoints/.log-ratios.safetensors.abcdefgh"):
+        (folder / torn).write_text("torn")
+    (folder / ".ipynb_checkpoints/.result.json.12345678").mkdir(parents=True)
+    (folder / ".notes.settings").write_text("somebody's own")
     results, _ = run(recipe, tmp_path / "cut", methods=["FTW"])
     assert same(tmp_path / "cut", tmp_path / "whole")
     assert results[0]["ledger"] == whole[1]["ledger"]
-    assert not list(folder.glob(".*"))
+    kept = sorted(p.name for p in folder.rglob(".*"))
+    assert kept == [".ipynb_checkpoints", ".notes.settings", ".result.json.12345678"]
 
 
 def same(cut: Path, whole: Path, method: str = "FTW") -> bool:

@@ -9,7 +9,7 @@ another stays so). So *every* estimator is blind to row order and to duplicating
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ BLOCK = 65_536
 
 
 def as_rows(x: Rows, *, name: str) -> FloatArray:
-    """Checked rows as a float array of shape (n, ...), at least 2-d, finite.
+    """Checked rows as a float array of shape (n, ...), at least 2-d, finite, contiguous.
 
     Float32 and float64 are kept; float16 becomes float32; integers and booleans become float64.
 
@@ -89,7 +89,7 @@ def as_rows(x: Rows, *, name: str) -> FloatArray:
     elif a.dtype not in (np.float32, np.float64):
         a = a.astype(np.float64)
     _check_finite(a, name)
-    return a
+    return np.ascontiguousarray(a)  # torch takes no reversed columns
 
 
 def _integers_as_float64(a: Array, name: str) -> Float64Array:
@@ -301,21 +301,40 @@ def read_pair(
 
 def column_names(x: Laws) -> list[Any] | None:
     """The columns of a data frame; None for anything else."""
-    names = None if isinstance(x, torch.Tensor | Mapping) else getattr(x, "columns", None)
+    if isinstance(x, torch.Tensor | Mapping):
+        return None
+    # pyarrow's columns are the values
+    word = "column_names" if hasattr(type(x), "column_names") else "columns"
+    names = getattr(x, word, None)
     return None if names is None else list(names)
 
 
 def check_names(need: list[Any] | None, rows: Rows, name: str) -> None:
     """Data frames must name the same columns in the same order; arrays cannot say."""
-    have = column_names(rows)
-    if have is None or need is None or have == need:
+    same_names(need, column_names(rows), name, of="source")
+
+
+def same_names(
+    need: Sequence[Any] | None, have: Sequence[Any] | None, name: str, *, of: str
+) -> None:
+    """Raise unless two lists of columns agree in names and order, where both are known.
+
+    Parameters
+    ----------
+    name, of : str
+        What has the columns and whose it should have, for the error.
+    """
+    if have is None or need is None or list(have) == list(need):
         return
     missing = [str(c) for c in need if c not in have]
     extra = [str(c) for c in have if c not in need]
     difference = f"misses {missing}, adds {extra}" if missing or extra else "orders them otherwise"
+    most = 12
+    listed = f" {[str(c) for c in need]}" if len(need) <= most else ""
+    got = f": {[str(c) for c in have]}" if len(have) <= most else ""
     raise InputError(
-        f"{name} must have the columns of source, in their order; got a frame that {difference}; "
-        "select the same columns from both, for example frame[source.columns]"
+        f"{name} must have the columns{listed} of {of}, in their order; got a frame that "
+        f"{difference}{got}; reorder with df[list(columns)], columns being those of {of}"
     )
 
 

@@ -10,7 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows
+from fedshift.core.samples import (
+    Float64Array,
+    FloatArray,
+    Rows,
+    as_rows,
+    column_names,
+    same_names,
+)
 from fedshift.errors import InputError
 
 #: "all": the sum over every client's test law; "own": the client's own; or a client's name
@@ -30,6 +37,8 @@ class ClientData:
         Unlabelled rows of the law met in use.
     test_y : ndarray (m,), optional
         Only ever used to evaluate, never to estimate ratios or choose models.
+    columns : tuple of str, optional
+        Names of the columns, where rows came as a data frame.
     """
 
     name: str
@@ -37,10 +46,11 @@ class ClientData:
     y: npt.NDArray[Any]
     test_x: FloatArray
     test_y: npt.NDArray[Any] | None = None
+    columns: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, name: str, x: Rows, y: Any, test_x: Rows, test_y: Any = None) -> ClientData:
-        """A client from anything array-like, checked."""
+        """A client from anything array-like, checked; data frames must agree on their columns."""
         rows = as_rows(x, name=f"client {name!r}: x")
         tests = as_rows(test_x, name=f"client {name!r}: test_x")
         if tests.shape[1:] != rows.shape[1:]:
@@ -48,6 +58,8 @@ class ClientData:
                 f"client {name!r}: test_x must have rows of shape {rows.shape[1:]}, as x; "
                 f"got {tests.shape[1:]}"
             )
+        names, test_names = _columns(x), _columns(test_x)
+        same_names(names, test_names, f"client {name!r}: test_x", of="x")
         labels = np.asarray(y)
         test_labels = None if test_y is None else np.asarray(test_y)
         for part, label, n in (("y", labels, len(rows)), ("test_y", test_labels, len(tests))):
@@ -56,10 +68,37 @@ class ClientData:
                     f"client {name!r}: {part} must hold one label a row, shape ({n},); "
                     f"got {label.shape}"
                 )
-        return cls(name, rows, labels, tests, test_labels)
+        made = cls(name, rows, labels, tests, test_labels, names or test_names)
+        made.check_labels()
+        return made
+
+    def check_labels(self) -> None:
+        """Raise if a label, of training or test rows, is missing: None, NaN or the like."""
+        for part, labels in (("y", self.y), ("test_y", self.test_y)):
+            missing = None if labels is None else _missing(labels)
+            if missing is not None and missing.any():
+                row = int(np.argmax(missing))
+                raise InputError(
+                    f"client {self.name!r}: {part} must have a label for every row; "
+                    f"{int(missing.sum())} are missing, the first in row {row}; drop those rows"
+                    + (" or leave test_y out" if part == "test_y" else "")
+                )
 
     def __repr__(self) -> str:
         return f"ClientData({self.name!r}, n={len(self.x)}, test n={len(self.test_x)})"
+
+
+def _columns(x: Rows) -> tuple[str, ...] | None:
+    names = column_names(x)
+    return None if names is None else tuple(map(str, names))
+
+
+def _missing(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
+    """Labels that are None or do not equal themselves; None where there can be no such."""
+    if labels.dtype.kind == "O":
+        same = [False if v is None else v == v for v in labels]  # of pandas.NA it is pandas.NA
+        return np.array([not isinstance(s, bool | np.bool_) or not s for s in same])
+    return np.asarray(labels != labels) if labels.dtype.kind in "fcmM" else None
 
 
 class Truth(Protocol):
@@ -100,16 +139,25 @@ class Federation:
                     f"client {c.name!r} must have rows of shape {self.clients[0].x.shape[1:]}, as "
                     f"client {names[0]!r}; got {c.x.shape[1:]}"
                 )
+        first = next((c for c in self.clients if c.columns is not None), self.clients[0])
+        for c in self.clients:
+            same_names(first.columns, c.columns, f"client {c.name!r}", of=f"client {first.name!r}")
 
     @classmethod
     def of(cls, clients: Mapping[str, Sequence[Any]]) -> Federation:
         """A federation from ``{name: (x, y, test_x)}`` or ``{name: (x, y, test_x, test_y)}``."""
+        if not isinstance(clients, Mapping):
+            raise InputError(
+                "clients must be a mapping, {name: (x, y, test_x)}; got "
+                f"{type(clients).__name__}; give every client a name"
+            )
         made = []
         for name, parts in clients.items():
-            if len(parts) not in (3, 4):
+            tuples = isinstance(parts, tuple | list)
+            if not tuples or len(parts) not in (3, 4):
                 raise InputError(
                     f"client {name!r}: needs (x, y, test_x) or (x, y, test_x, test_y); got "
-                    f"{len(parts)} parts"
+                    + (f"{len(parts)} parts" if tuples else type(parts).__name__)
                 )
             made.append(ClientData.of(str(name), *parts))
         return cls(tuple(made))
@@ -130,6 +178,11 @@ class Federation:
             if c.name == key:
                 return c
         raise InputError(f"no client {key!r}; there are {[c.name for c in self.clients]}")
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Names of the columns, the same at every client that knows them."""
+        return next((c.columns for c in self.clients if c.columns is not None), None)
 
     @property
     def train(self) -> Mapping[str, FloatArray]:

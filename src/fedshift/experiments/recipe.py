@@ -390,7 +390,7 @@ def recipes() -> dict[str, Path]:
 
 
 def seeds(value: Any) -> tuple[int, ...]:
-    """Seeds from "0:5", "0,2,4", a number or a list.
+    """Seeds from "0:5", "0,2,4", a number or a list; some, and each once.
 
     Examples
     --------
@@ -401,11 +401,16 @@ def seeds(value: Any) -> tuple[int, ...]:
         parts = [re.fullmatch(r"\s*(\d+)(?::(\d+))?\s*", part) for part in value.split(",")]
         if not all(parts):
             raise InputError(f"seeds must be such as '0:5', '3' or '0,2,4'; got {value!r}")
-        spans = [(int(m[1]), int(m[2] or int(m[1]) + 1)) for m in parts if m]
-        return tuple(s for first, end in spans for s in range(first, end))
-    whole = [value] if isinstance(value, int) else value
+        spans = [range(int(m[1]), int(m[2] or int(m[1]) + 1)) for m in parts if m]
+        if not all(spans):
+            raise InputError(f"seeds must be spans from low to high, such as '0:5'; got {value!r}")
+        whole = [s for span in spans for s in span]
+    else:
+        whole = [value] if isinstance(value, int) else value
     if not isinstance(whole, list | tuple) or any(type(s) is not int for s in whole):
         raise InputError(f"seeds must be whole numbers, or text such as '0:5'; got {value!r}")
+    if not whole or len(set(whole)) < len(whole):
+        raise InputError(f"seeds must be one or more, each once; got {value!r}")
     return tuple(whole)
 
 

@@ -23,6 +23,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +46,8 @@ from fedshift.workflow import Outcome
 PACKAGES = ("numpy", "scipy", "scikit-learn", "torch", "safetensors")
 #: parts of a recipe that do not change what is computed
 _WORDS = ("name", "title", "description", "train.device")
+#: what `atomic_path` calls a run's files while they are written
+_TORN = re.compile(r"\.[\w-]+\.(toml|jsonl?|safetensors)\.[a-z0-9_]{8}")
 
 
 @dataclass
@@ -134,7 +137,8 @@ class Record:
                     f"cannot clear {self.folder}: {error.strerror or error}; remove it by hand"
                 ) from error
         for torn in self.folder.rglob(".*"):  # what a kill left of files it was writing
-            torn.unlink(missing_ok=True)
+            if _TORN.fullmatch(torn.name) and torn.is_file():
+                torn.unlink(missing_ok=True)
         self.recipe.write(self.folder / "recipe.toml")
         write_json(self.folder / "environment.json", environment(self.recipe.train.device))
 
@@ -157,8 +161,9 @@ class Record:
                     "another folder; the last checkpoint is kept"
                 ) from error
             if self._board is not None:
-                for name in set(line) - {"round"}:
-                    self._board.add_scalar(name, line[name], line["round"])
+                for name, value in line.items():
+                    if name != "round" and value is not None:
+                        self._board.add_scalar(name, value, line["round"])
 
     def finish(self, outcome: Outcome, *, notes: Sequence[str] = ()) -> dict[str, Any]:
         """Write the model, the history and, last, the result; checkpoints are then removed.

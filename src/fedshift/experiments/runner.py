@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -32,6 +31,7 @@ from fedshift.errors import FedshiftWarning, InputError, TrainingDiverged
 from fedshift.experiments.recipe import Recipe
 from fedshift.experiments.records import Record, summarise
 from fedshift.experiments.shifts import Data
+from fedshift.workflow import check_device
 from fedshift.workflow import run as run_workflow
 
 #: most clients a table shows
@@ -63,6 +63,9 @@ def records(
     recipe: Recipe, out: Path, *, methods: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> list[Record]:
     """The runs of a recipe, seed after seed; all methods and seeds unless some are named."""
+    for word, given in (("methods", methods), ("seeds", seeds)):
+        if len(set(given)) < len(given):
+            raise InputError(f"{word} must be named once each; got {list(given)}")
     names = [recipe[m].name for m in methods] or [m.name for m in recipe.methods]
     return [
         Record(Path(out), recipe.narrow(name, seed))
@@ -107,10 +110,8 @@ def run(
         After all other runs, if one of them diverged.
     """
     console = console or Console()
-    device = recipe.train.device or "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device {device!r} needs a GPU that torch can use; got none; say 'cpu'")
     todo = records(recipe, out, methods=methods, seeds=seeds)
+    _check_devices(todo)
     for record in todo if not fresh else ():
         record.check()  # all of them before the first one takes its time
     shelf, results, failures = _Shelf(data_dir), [], []
@@ -153,11 +154,13 @@ def describe(
 ) -> None:
     """Say what `run` would do, run by run."""
     console = console or Console()
+    todo = records(recipe, out, methods=methods, seeds=seeds)
+    _check_devices(todo)
     source = recipe.data.source
     there = source is None or available(source, data_dir)
     console.print(f"{recipe.name}: {recipe.title}", highlight=False)
     console.print(f"data: {recipe.data}" + ("" if there else " (not here yet)"), markup=False)
-    for record in records(recipe, out, methods=methods, seeds=seeds):
+    for record in todo:
         settings = record.recipe.settings(record.method, record.seed)
         state = "goes on" if record.folder.exists() else "new"
         if record.clash():
@@ -171,6 +174,13 @@ def describe(
             markup=False,
             soft_wrap=True,
         )
+
+
+def _check_devices(todo: Sequence[Record]) -> None:
+    """All of them before the first run takes its time."""
+    for device in dict.fromkeys(r.recipe.train.device for r in todo):
+        if device is not None:
+            check_device(device)
 
 
 def _run_one(record: Record, shelf: _Shelf, bars: _Bars) -> dict[str, Any]:

@@ -292,7 +292,8 @@ def evaluate(
     batch_size : int
         Rows at a time.
     weights : mapping of client to (n,), optional
-        Training weights, of which the effective sample size is reported.
+        Training weights, of which the effective sample size is reported; a client that was not
+        trained on has none.
 
     Raises
     ------
@@ -307,7 +308,7 @@ def evaluate(
                 client,
                 loss=loss,
                 batch_size=batch_size,
-                weight=None if weights is None else _of(weights, client.name),
+                weight=None if weights is None else weights.get(client.name),
             )
             for client in federation
         )
@@ -457,12 +458,6 @@ def as_tensor(a: npt.ArrayLike | Tensor) -> Tensor:
             "0, 1, … first"
         )
     return torch.tensor(array)
-
-
-def _of(weights: Mapping[str, npt.ArrayLike], client: str) -> npt.ArrayLike:
-    if client not in weights:
-        raise InputError(f"weights must have every client; none for {client!r}")
-    return weights[client]
 
 
 def _normal(level: float) -> float:
