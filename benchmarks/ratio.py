@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any
 
 from _common import Bar, arguments, report, write_json
+from _environments import PeerFault, interpreter
 from _tasks import EXTRA_TASKS, TASKS, Task
 
 HERE = Path(__file__).resolve().parent
@@ -39,34 +40,6 @@ SPEED = {"task": "mean_d10_n5000", "densratio": "uLSIF 3x3", OURS: "ULSIF"}
 BOUND, STRETCH = 1.25, 1.1
 
 Row = dict[str, Any]
-
-
-class EnvironmentFault(Exception):
-    """A peer's environment could not be made, or its worker did not start."""
-
-
-def interpreter(peer: str, folder: Path) -> Path:
-    """Return the Python of a peer's environment, making the environment where it is missing."""
-    requirements = HERE / "peers" / f"requirements-{peer}.txt"
-    if not requirements.exists():
-        return Path(sys.executable)
-    home = folder / peer
-    python, stamp = home / "bin" / "python", home / "requirements.txt"
-    if stamp.exists() and stamp.read_text() == requirements.read_text():
-        return python
-    print(f"making the environment of {peer}", file=sys.stderr, flush=True)
-    constraints = HERE.parent / "constraints.txt"
-    install = [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
-    for command in (
-        [sys.executable, "-m", "venv", "--clear", str(home)],
-        [*install, "-c", str(constraints)],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "ERROR" in line]
-            raise EnvironmentFault(" ".join(lines)[:300] or f"{command[2]} failed")
-    stamp.write_text(requirements.read_text())
-    return python
 
 
 class Worker:
@@ -100,7 +73,7 @@ class Worker:
         if hello is None:
             self._process.kill()
             lines = self._process.communicate()[1].strip().splitlines() or ["no answer"]
-            raise EnvironmentFault(lines[-1][:300])
+            raise PeerFault(lines[-1][:300])
         self.methods: list[str] = hello["methods"]
         self.version: str = hello["version"]
 
@@ -333,7 +306,7 @@ def main() -> int:
         if peer in complete and not clocked:
             continue
         try:
-            python = interpreter(peer, args.peers_dir)
+            python = interpreter(peer, HERE / "peers" / f"requirements-{peer}.txt", args.peers_dir)
             with Worker(peer, python, args.limit) as worker:
                 versions[peer] = worker.version
                 alone = peer == OURS and (args.quick or args.auto_only)
@@ -349,7 +322,7 @@ def main() -> int:
                     timed.append(worker.ask(SPEED["task"], 0, SPEED["densratio"]))
                 if peer not in complete:
                     complete.append(peer)
-        except EnvironmentFault as fault:
+        except PeerFault as fault:
             faults[peer] = str(fault)
     save()
 

@@ -42,7 +42,8 @@ from typing import Any
 import numpy as np
 import torch
 from _common import Bar, arguments, report
-from peers_training._host import PeerFault, Worker, interpreter
+from _environments import PeerFault, interpreter
+from peers_training._host import Worker
 from peers_training.lenet import BATCH, CLIENTS, PARAMETERS, ROWS, SHAPE, rows, weighted_loss
 from peers_training.lenet import LeNet as TextbookLeNet
 from torch import Tensor
@@ -370,7 +371,12 @@ def on_cpu(args: argparse.Namespace) -> int:
         workers: dict[str, Worker] = {}
         for peer in () if args.quick or args.no_peers else PEERS:
             try:
-                worker = Worker(peer, interpreter(peer, args.peers_dir))
+                worker = Worker(
+                    peer,
+                    interpreter(
+                        peer, HERE / "peers_training" / f"requirements-{peer}.txt", args.peers_dir
+                    ),
+                )
                 workers[peer] = stack.enter_context(worker)
                 versions[peer] = worker.version
             except PeerFault as fault:

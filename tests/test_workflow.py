@@ -182,6 +182,18 @@ class TestTraining:
         for name, t in a.state.tensors.items():
             assert torch.equal(t, b.state.tensors[name])
 
+    def test_watching_the_test_figure_changes_nothing_else(self) -> None:
+        fed = federation()
+        seen, blind = (run(fed, settings(watch_test=w, check_every=20)) for w in (True, False))
+        assert seen.evaluation is not None
+        assert seen.history[-1]["test_accuracy"] == pytest.approx(seen.evaluation.mean)
+        assert "test_accuracy" not in blind.history[-1]
+        for name, t in seen.state.tensors.items():
+            assert torch.equal(t, blind.state.tensors[name])
+        no_labels = fs.Federation(tuple(replace(c, test_y=None) for c in fed))
+        with pytest.raises(InputError, match="watch_test"):
+            run(no_labels, settings(objective="erm", watch_test=True))
+
     def test_patience_stops_and_best_is_kept(self) -> None:
         wild = replace(PLAN, iterations=400, lr=0.5, optimizer="sgd")
         out = run(federation(), settings(plan=wild, validation=0.3, patience=2, choose="best"))

@@ -7,11 +7,12 @@ import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from _environments import PeerFault
 
 HERE = Path(__file__).resolve().parent
 #: no peer may phone home
@@ -20,32 +21,6 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-
-
-class PeerFault(Exception):
-    """A peer's environment could not be made, or its worker did not start or answer."""
-
-
-def interpreter(peer: str, folder: Path) -> Path:
-    """Return the Python of a peer's environment, making the environment where it is missing."""
-    requirements = HERE / f"requirements-{peer}.txt"
-    home = folder / peer
-    python, stamp = home / "bin" / "python", home / "requirements.txt"
-    if stamp.exists() and stamp.read_text() == requirements.read_text():
-        return python
-    print(f"making the environment of {peer}", file=sys.stderr, flush=True)
-    constraints = HERE.parent.parent / "constraints.txt"
-    install = [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
-    for command in (
-        [sys.executable, "-m", "venv", "--clear", str(home)],
-        [*install, "-c", str(constraints)],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "ERROR" in line]
-            raise PeerFault(" ".join(lines)[:300] or f"{command[2]} failed")
-    stamp.write_text(requirements.read_text())
-    return python
 
 
 class Worker:

@@ -62,6 +62,9 @@ class Settings:
     check_every : int, optional
         Rounds between checks of validation, checkpoints and lines of the record; default a
         twentieth of the plan.
+    watch_test : bool
+        Write the mean test figure into every line of the history ("test_accuracy" or "test_mse").
+        Nothing is chosen by it.
     engine : {"fused", "reference"}
     device : str, optional
         Default: a GPU if there is one.
@@ -83,6 +86,7 @@ class Settings:
     patience: int | None = None
     choose: Literal["last", "best"] = "last"
     check_every: int | None = None
+    watch_test: bool = False
     engine: Literal["fused", "reference"] = "fused"
     device: str | None = None
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
@@ -229,11 +233,23 @@ def run(
     )
     kept, held = hold_out(federation, weights, settings)
     task = make_task(kept[0], kept[1], settings, classes=classes)
-    outcome = _train(task, held, settings, folder=folder, tell=tell, ledger=ledger)
-    state, history, stopped = outcome
-    scores = None
-    if all(c.test_y is not None for c in federation):
-        scores = score(task, state, federation, settings, weights)
+    labelled = all(c.test_y is not None for c in federation)
+    if settings.watch_test and not labelled:
+        raise InputError("watch_test needs test labels of every client; leave it out")
+
+    def scored(state: State) -> Evaluation:
+        return score(task, state, federation, settings, weights)
+
+    state, history, stopped = _train(
+        task,
+        held,
+        settings,
+        folder=folder,
+        tell=tell,
+        ledger=ledger,
+        test=scored if settings.watch_test else None,
+    )
+    scores = scored(state) if labelled else None
     spent = time.perf_counter() - begin
     return Outcome(task, state, weights, history, ledger, scores, stopped, spent)
 
@@ -350,6 +366,7 @@ def _train(
     folder: Path | None,
     tell: Watcher,
     ledger: Ledger,
+    test: Callable[[State], Evaluation] | None,
 ) -> tuple[State, list[dict[str, Any]], str]:
     total = task.plan.n_rounds
     every = settings.check_every or max(1, total // 20)
@@ -398,6 +415,9 @@ def _train(
                 best, tries = state, 0
             else:
                 tries += 1
+        if test is not None:
+            seen = test(state)
+            line[f"test_{seen.figure}"] = seen.mean
         history.append(line)
         tell({"phase": "check", "rounds": total, **line})
         if folder is not None:
