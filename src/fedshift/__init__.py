@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedshift import core, data, errors, federation, learn, ratio
+    from fedshift import core, data, errors, federation, learn, ratio, theory
     from fedshift.core.weights import Weighting, Weights, effective_sample_size
     from fedshift.data import shift
     from fedshift.data.federation import ClientData, Federation
@@ -49,6 +49,7 @@ _ROOMS = {
     "models": "fedshift.learn.models",
     "ratio": "fedshift.ratio",
     "shift": "fedshift.data.shift",
+    "theory": "fedshift.theory",
 }
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "ratio",
     "run",
     "shift",
+    "theory",
 ]
 
 
