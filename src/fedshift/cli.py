@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"fedshift {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands)
+    _add_compare(commands)
     _add_list(commands)
     _add_demo(commands)
     _add_doctor(commands)
@@ -66,6 +67,35 @@ def _add_run(commands: Commands) -> None:
     sub.add_argument("--dry-run", action="store_true", help="check and show, do not run")
     _add_data_dir(sub)
     sub.set_defaults(command=_run, wrong=sub.error)
+
+
+def _add_compare(commands: Commands) -> None:
+    sub = commands.add_parser(
+        "compare",
+        help="finished runs side by side, and beside published numbers",
+        description="Reads finished runs and shows a table for each recipe: every method's mean "
+        "over clients and seeds with its 95 % interval, worst and best client. Runs nothing.",
+    )
+    sub.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, at any level"
+    )
+    sub.add_argument(
+        "--published", action="store_true", help="beside the recipe's published numbers"
+    )
+    sub.add_argument(
+        "--recipe",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a .toml file of your own whose published numbers count",
+    )
+    sub.add_argument(
+        "--format",
+        choices=("text", "markdown", "html"),
+        help="default: as FILE ends (.md, .html), else text",
+    )
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: the screen")
+    sub.set_defaults(command=_compare)
 
 
 def _add_list(commands: Commands) -> None:
@@ -153,6 +183,30 @@ def _run(given: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 130
+    return 0
+
+
+def _compare(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fedshift.core.files import write_text
+    from fedshift.experiments.compare import compare
+    from fedshift.experiments.recipe import Recipe
+    from fedshift.report.comparison import render, show
+
+    known = [Recipe.load(name) for name in given.recipe]
+    found = compare(given.runs, published=given.published or bool(known), known=known)
+    sheets = [comparison.sheet() for comparison in found]
+    path: Path | None = given.output
+    ends = {".md": "markdown", ".html": "html", ".htm": "html"}
+    format = given.format or ends.get("" if path is None else path.suffix.lower(), "text")
+    if path is not None:
+        write_text(path, render(sheets, format))
+        print(f"wrote {path}")
+    elif format == "text" and sys.stdout.isatty():
+        show(sheets, Console())
+    else:
+        print(render(sheets, format), end="")
     return 0
 
 

@@ -26,6 +26,9 @@
     objective = "erm"
     plan.norm = "local"
 
+    [published]                         # what others report, for `fedshift compare`; no setting
+    FedBN = { mean = 0.5081, sd = 0.052, source = "Table 2" }
+
 Every key is a field of the dataclass or a parameter of the builder it belongs to. A run has one
 seed, for its split, its model, its ratios and its plan, so tables have none (but ``data.seed``
 deals the same rows in every run).
@@ -33,6 +36,7 @@ deals the same rows in every run).
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -163,6 +167,34 @@ class Method:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Published:
+    """What others report for a method.
+
+    Attributes
+    ----------
+    mean : float
+        Of all clients.
+    sd : float, optional
+        Standard deviation over their runs.
+    worst, best : float, optional
+        Of the worst and the best client.
+    source : str
+        Where it stands, or how it was chosen.
+    """
+
+    mean: float
+    sd: float | None = None
+    worst: float | None = None
+    best: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        numbers = (self.mean, self.sd, self.worst, self.best)
+        if any(v is not None and not math.isfinite(v) for v in numbers) or (self.sd or 0) < 0:
+            raise InputError(f"published numbers must be finite, and sd ≥ 0; got {self!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """An experiment: methods × seeds on one federation (a new split for every seed).
 
@@ -180,6 +212,8 @@ class Recipe:
         Without objective, ratio, weighting, plan and seed, which stand elsewhere.
     weighting : Weighting
     methods : tuple of Method
+    published : mapping of method to Published
+        What others report. It changes no run, so it is not in `to_table`.
     origin : str
         File it was read from, for errors.
     """
@@ -193,6 +227,7 @@ class Recipe:
     plan: Plan = field(default_factory=FedSGD)
     train: Settings = field(default_factory=Settings)
     weighting: Weighting = field(default_factory=Weighting)
+    published: Mapping[str, Published] = field(default_factory=dict)
     origin: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -216,6 +251,9 @@ class Recipe:
             raise InputError(
                 f"{self._place}: a recipe needs methods, each with a name of its own; got {names}"
             )
+        for name in self.published:
+            if name not in names:
+                raise self._place.under("published").unknown(name, names)
         for method in self.methods:
             self.narrow(method.name, seeds[0])
 
@@ -246,7 +284,8 @@ class Recipe:
         ):
             return self
         alone = replace(m, data={}, plan={}, train={}, weighting={})
-        return replace(self, methods=(alone,), seeds=(seed,), **read)
+        told = {k: v for k, v in self.published.items() if k == method}
+        return replace(self, methods=(alone,), seeds=(seed,), published=told, **read)
 
     def settings(self, method: str, seed: int) -> Settings:
         """What `fedshift.workflow.run` is given for a method and seed."""
@@ -267,7 +306,7 @@ class Recipe:
         The key is a table and a key in it, ``method.NAME.`` before it for one method only,
         ``title`` or ``seeds``; the value is TOML, or text if it is not.
         """
-        table, place = self.to_table(), Place("--set")
+        table, place = self._whole_table(), Place("--set")
         for assignment in assignments:
             path, equals, text = assignment.partition("=")
             keys = path.strip().split(".")
@@ -291,7 +330,7 @@ class Recipe:
     # -- TOML ---------------------------------------------------------------------------------
 
     def to_table(self) -> dict[str, Any]:
-        """Everything, defaults too, as tables."""
+        """Everything that makes the runs, defaults too, as tables."""
         kind = next(k for k, p in PLANS.items() if type(self.plan) is p)
         return {
             "name": self.name,
@@ -307,7 +346,11 @@ class Recipe:
 
     def to_toml(self) -> str:
         """Everything as text; `Recipe.parse` gives the same recipe back."""
-        return to_toml(self.to_table())
+        return to_toml(self._whole_table())
+
+    def _whole_table(self) -> dict[str, Any]:
+        told = {"published": plain(self.published)} if self.published else {}
+        return self.to_table() | told
 
     def write(self, path: Path) -> Path:
         """Write a TOML file, whole or not at all."""
@@ -323,7 +366,7 @@ class Recipe:
             For the first thing that is wrong: where it stands, what is needed, what was got, and
             the nearest right key for an unknown one.
         """
-        known = ("name", "title", "description", "seeds", *SECTIONS, "method")
+        known = ("name", "title", "description", "seeds", *SECTIONS, "method", "published")
         given: dict[str, Any] = {}
         for key, value in table.items():
             if key not in known:
@@ -334,6 +377,8 @@ class Recipe:
                 given[key] = _READ[key](value, key, place)
             elif key == "method":
                 given["methods"] = read(tuple[Method, ...], value, key, place)
+            elif key == "published":
+                given[key] = read(Mapping[str, Published], value, key, place)
             elif key == "seeds":
                 with at(place):
                     given[key] = seeds(value)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -15,6 +19,7 @@ from fedshift.learn.evaluate import Evaluation
 
 #: colour-blind safe (Okabe and Ito)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = "osD^v"
 
 
 def ratio_scatter(
@@ -88,3 +93,91 @@ def client_accuracy(scores: Mapping[str, Evaluation], path: Path) -> Path:
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="svg")
     return path
+
+
+# -- for pages: SVG as text ----------------------------------------------------------------------
+
+#: method, client: value, low and high end
+Dots = Mapping[str, Mapping[str, tuple[float, float, float]]]
+#: method: iterations, mean, lowest and highest
+Curves = Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]]
+
+
+def dots_svg(dots: Dots, *, figure: str, prefix: str) -> str:
+    """A figure of every client as dots with intervals, a colour and a shape for each method.
+
+    Parameters
+    ----------
+    dots : mapping of method to mapping of client to (value, low, high)
+    figure : str
+        What the value is.
+    prefix : str
+        Put before all ids, so that several drawings can share a page.
+    """
+    clients = list(dict.fromkeys(c for by_client in dots.values() for c in by_client))
+    few, step = len(clients) <= 20, 0.7 / max(1, len(dots) - 1)
+    drawing, axis = _drawing(width=min(11.0, max(5.0, 2.0 + 1.1 * len(clients))))
+    for k, (name, by_client) in enumerate(dots.items()):
+        at = [i for i, c in enumerate(clients) if c in by_client]
+        value, low, high = np.array([by_client[clients[i]] for i in at], dtype=np.float64).T
+        axis.errorbar(
+            np.array(at) + (k - (len(dots) - 1) / 2) * step,
+            value,
+            yerr=np.stack([value - low, high - value]).clip(min=0),
+            fmt=MARKERS[k % len(MARKERS)],
+            ms=4.5 if few else 2.5,
+            lw=1.1 if few else 0.5,
+            color=COLOURS[k % len(COLOURS)],
+            label=name,
+        )
+    shown = range(0, len(clients), 1 if few else len(clients) // 10)
+    axis.set_xticks(list(shown), [clients[i] for i in shown])
+    axis.set_xlabel("client")
+    axis.set_ylabel(figure)
+    _legend(axis)
+    return _svg(drawing, prefix)
+
+
+def curves_svg(curves: Curves, *, figure: str, prefix: str) -> str:
+    """A figure over the iterations: the mean of seeds, and from the lowest to the highest.
+
+    Parameters
+    ----------
+    curves : mapping of method to (iterations, mean, lowest, highest)
+    figure, prefix : str
+        As for `dots_svg`.
+    """
+    drawing, axis = _drawing(width=8.0)
+    for k, (name, (at, mean, low, high)) in enumerate(curves.items()):
+        colour, mark = COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]
+        axis.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
+        often = max(1, len(at) // 8)
+        axis.plot(at, mean, color=colour, marker=mark, markevery=often, ms=4, lw=1.4, label=name)
+    axis.set_xlabel("iteration")
+    axis.set_ylabel(figure)
+    _legend(axis)
+    return _svg(drawing, prefix)
+
+
+def _drawing(width: float) -> tuple[Figure, Any]:
+    drawing = Figure(figsize=(width, 3.8), layout="constrained")
+    FigureCanvasSVG(drawing)
+    return drawing, drawing.subplots()
+
+
+def _legend(axis: Any) -> None:
+    axis.grid(axis="y", color="0.9")
+    axis.set_axisbelow(True)
+    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _svg(drawing: Figure, prefix: str) -> str:
+    """SVG for the inside of a page: no prologue, no addresses, ids of its own."""
+    with io.StringIO() as file, rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedshift"}):
+        drawing.savefig(file, format="svg", metadata={"Date": None})
+        text = file.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", text)  # a page knows what <svg> is
+    text = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    return text.replace("<svg ", '<svg role="img" ', 1)

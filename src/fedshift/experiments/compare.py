@@ -1,0 +1,473 @@
+"""Finished runs beside one another, and beside what others report. Runs nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedshift.errors import InputError
+from fedshift.experiments.recipe import SECTIONS, Published, Recipe, recipes
+from fedshift.experiments.records import read_history, read_json
+from fedshift.experiments.runner import mean_interval
+from fedshift.report.comparison import Sheet
+
+#: how many published standard deviations below still count as reached
+SDS = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, read from its folder."""
+
+    folder: Path
+    result: Mapping[str, Any]
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return str(self.result["method"])
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The main figure by client."""
+        return {c["client"]: c[self.result["figure"]] for c in self.result["clients"]}
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """What was asked for; None if the file is gone or cannot be read."""
+        try:
+            return Recipe.load(self.folder / "recipe.toml")
+        except InputError:
+            return None
+
+    @cached_property
+    def curve(self) -> dict[int, float]:
+        """Mean test accuracy by iteration, where it was recorded."""
+        lines = read_history(self.folder)
+        return {x["round"]: x["test_accuracy"] for x in lines if x.get("test_accuracy") is not None}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method's runs, one a seed.
+
+    Attributes
+    ----------
+    method : str
+    figure : str
+        "accuracy" or "mse".
+    runs : tuple of Run
+    published : Published, optional
+    """
+
+    method: str
+    figure: str
+    runs: tuple[Run, ...]
+    published: Published | None = None
+
+    @property
+    def ours(self) -> tuple[float, float | None]:
+        """Mean over seeds of the mean over clients, and half its 95 % t interval."""
+        return mean_interval([r.result["mean"] for r in self.runs])
+
+    @property
+    def worst(self) -> float:
+        """Of the worst client of each run, the mean over seeds."""
+        worst = min if self.figure == "accuracy" else max
+        return float(np.mean([worst(r.values.values()) for r in self.runs]))
+
+    @property
+    def best(self) -> float:
+        """Of the best client of each run, the mean over seeds."""
+        best = max if self.figure == "accuracy" else min
+        return float(np.mean([best(r.values.values()) for r in self.runs]))
+
+    @property
+    def seconds(self) -> float:
+        """Of a run, on average."""
+        return float(np.mean([r.result["seconds"] for r in self.runs]))
+
+    @property
+    def best_iterate(self) -> tuple[float, float | None] | None:
+        """As `ours`, of the check with the highest test accuracy; None unless all recorded it."""
+        if not all(r.curve for r in self.runs):
+            return None
+        return mean_interval([max(r.curve.values()) for r in self.runs])
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """By published cell: "mean", and "worst" and "best" where they are published."""
+        told = self.published
+        if told is None:
+            return {}
+        cells = {"mean": (self.ours[0], told.mean, told.sd or 0.0)}
+        if told.worst is not None:
+            cells["worst"] = (self.worst, told.worst, 0.0)
+        if told.best is not None:
+            cells["best"] = (self.best, told.best, 0.0)
+        return {name: verdict(*cell, figure=self.figure) for name, cell in cells.items()}
+
+    @property
+    def dots(self) -> dict[str, tuple[float, float, float]]:
+        """Value and 95 % interval by client: over seeds, of one seed over test rows."""
+        if len(self.runs) == 1:
+            figure = self.figure
+            rows = self.runs[0].result["clients"]
+            return {c["client"]: (c[figure], c["low"], c["high"]) for c in rows}
+        out = {}
+        for client in dict.fromkeys(c for r in self.runs for c in r.values):
+            mean, half = mean_interval([r.values[client] for r in self.runs if client in r.values])
+            out[client] = (mean, mean - (half or 0.0), mean + (half or 0.0))
+        return out
+
+    @property
+    def curves(self) -> tuple[list[int], list[float], list[float], list[float]] | None:
+        """Iterations that all seeds recorded, with mean, lowest and highest test accuracy."""
+        common = set.intersection(*(set(r.curve) for r in self.runs))
+        if not common:
+            return None
+        at = sorted(common)
+        values = np.array([[r.curve[i] for i in at] for r in self.runs])
+        low, high = values.min(axis=0).tolist(), values.max(axis=0).tolist()
+        return at, values.mean(axis=0).tolist(), low, high
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The methods of one recipe.
+
+    Attributes
+    ----------
+    recipe : str
+        Name.
+    title : str
+    figure : str
+        "accuracy" or "mse".
+    rows : tuple of Row
+        As the recipe orders its methods, others after them.
+    published : mapping of method to Published
+        Of all methods, run or not; empty if it was not asked for.
+    remarks : tuple of str
+        What a reader must know of these runs.
+    """
+
+    recipe: str
+    title: str
+    figure: str
+    rows: tuple[Row, ...]
+    published: Mapping[str, Published] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    def __getitem__(self, method: str) -> Row:
+        """A method's row."""
+        return next(row for row in self.rows if row.method == method)
+
+    @property
+    def ordering(self) -> str | None:
+        """Whether the published ordering holds, in a sentence; None if none is published."""
+        ours = {row.method: row.ours[0] for row in self.rows}
+        return ordering({m: p.mean for m, p in self.published.items()}, ours, figure=self.figure)
+
+    def sheet(self) -> Sheet:
+        """As a table of words."""
+        columns = self._columns()
+        several = any(len(row.runs) > 1 for row in self.rows)
+        curves = {row.method: row.curves for row in self.rows}
+        return Sheet(
+            title=f"{self.title} ({self.recipe})" if self.title else self.recipe,
+            header=tuple(columns),
+            rows=tuple(zip(*columns.values(), strict=True)),
+            notes=self._notes(),
+            figure=self.figure,
+            dots={row.method: row.dots for row in self.rows},
+            curves={name: c for name, c in curves.items() if c is not None},
+            dots_note="95 % t interval over seeds, of a single seed over test rows"
+            if several
+            else "95 % interval over test rows",
+        )
+
+    def _columns(self) -> dict[str, list[str]]:
+        rows, show = self.rows, _shower(self.figure)
+        out = {"method": [row.method for row in rows]}
+        if self.published:
+            told = [row.published for row in rows]
+            out["published"] = [
+                "" if p is None else _told(p.mean) + (f" ± {_told(p.sd)}" if p.sd else "")
+                for p in told
+            ]
+            for end in ("worst", "best"):
+                ends = ["" if p is None else _told(getattr(p, end)) for p in told]
+                if any(ends):
+                    out[f"published {end}"] = ends
+        out["ours"] = [_spread(row.ours, show) for row in rows]
+        if any(row.best_iterate for row in rows):
+            bests = [row.best_iterate for row in rows]
+            out["best iterate*"] = ["" if b is None else _spread(b, show) for b in bests]
+        out["n"] = [str(len(row.runs)) for row in rows]
+        out["worst"] = [show(row.worst) for row in rows]
+        out["best"] = [show(row.best) for row in rows]
+        out["seconds"] = [f"{row.seconds:.1f}" for row in rows]
+        if self.published:
+            out["verdict"] = [_said(row.verdicts) for row in rows]
+        return out
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = [
+            f"ours: {self.figure}, mean over clients, of the last iterate; mean over n seeds ± "
+            "95 % t interval; worst and best client: mean over seeds"
+        ]
+        if any(row.best_iterate for row in self.rows):
+            notes.append("* the best of all checks, chosen on test labels: not a fair result")
+        if self.published:
+            notes.append(
+                f"verdict: reached if ours is at least published − {SDS} sd (sd 0 where none is "
+                "published); else by how much it misses the published number"
+            )
+            by_source: dict[str, list[str]] = {}
+            for method, told in self.published.items():
+                if told.source:
+                    by_source.setdefault(told.source, []).append(method)
+            notes += [f"published for {', '.join(m)}: {s}" for s, m in by_source.items()]
+        return (*notes, *([self.ordering] if self.ordering else []), *self.remarks)
+
+
+# -- verdicts ----------------------------------------------------------------------------------
+
+
+def verdict(ours: float, published: float, sd: float = 0.0, *, figure: str = "accuracy") -> str:
+    """Whether a published number is reached: ours ≥ published − 2 sd.
+
+    Examples
+    --------
+    >>> verdict(0.8025, 0.8245, 0.011), verdict(0.748, 0.76)
+    ('reached', 'below by .012')
+    """
+    missing = published - ours if figure == "accuracy" else ours - published
+    if missing <= SDS * sd + 1e-9:  # rounding must not decide
+        return "reached"
+    word = "below" if figure == "accuracy" else "above"
+    amount = f"{missing:.3f}".removeprefix("0") if missing >= 5e-4 else "less than .001"
+    return f"{word} by {amount}"
+
+
+def ordering(
+    published: Mapping[str, float], ours: Mapping[str, float], *, figure: str = "accuracy"
+) -> str | None:
+    """Whether methods that differ in print differ the same way here; None if there are not two.
+
+    Examples
+    --------
+    >>> ordering({"FTW": 0.82, "ERM": 0.76, "FITW": 0.76}, {"FTW": 0.83, "ERM": 0.7, "FITW": 0.8})
+    'published ordering FTW > ERM = FITW: holds'
+    """
+    sign = 1 if figure == "accuracy" else -1
+    ranked = sorted(published, key=lambda m: -sign * published[m])
+    if len(ranked) < 2:
+        return None
+    said = ranked[0]
+    for a, b in pairwise(ranked):
+        said += f" {'=' if published[a] == published[b] else '>' if sign > 0 else '<'} {b}"
+    run = [m for m in ranked if m in ours]
+    pairs = [
+        (a, b) for i, a in enumerate(run) for b in run[i + 1 :] if published[a] != published[b]
+    ]
+    wrong = [(a, b) for a, b in pairs if sign * ours[a] <= sign * ours[b]]
+    missing = [m for m in ranked if m not in ours]
+    end = f" (not run: {', '.join(missing)})" if missing else ""
+    if not pairs:
+        return f"published ordering {said}: cannot be told{end}"
+    if not wrong:
+        return f"published ordering {said}: holds{end}"
+    show, side = _shower(figure), "above" if sign > 0 else "below"
+    told = "; ".join(f"{a} {show(ours[a])} is not {side} {b} {show(ours[b])}" for a, b in wrong)
+    return f"published ordering {said}: does not hold, {told}{end}"
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def compare(
+    folders: Sequence[str | os.PathLike[str]],
+    *,
+    published: bool = False,
+    known: Iterable[Recipe] = (),
+) -> list[Comparison]:
+    """Compare all finished runs below folders, recipe by recipe.
+
+    Parameters
+    ----------
+    folders : sequence of path
+        Of one run, of a method, of a recipe, or any above.
+    published : bool
+        Beside what others report: from the recipe as it comes with fedshift, or as the runs
+        have kept it.
+    known : iterable of Recipe
+        Recipes of your own whose published numbers are newer than the runs.
+
+    Raises
+    ------
+    InputError
+        If a folder is not there, nothing below is finished, or two runs are of the same method
+        and seed.
+    """
+    runs, unfinished = _find([Path(f) for f in folders])
+    by_name = {r.name: r for r in known}
+    shipped = recipes()
+    out = []
+    for name in sorted({r.result["recipe"] for r in runs}):
+        own = by_name.get(name)
+        if own is None and name in shipped:
+            own = Recipe.load(name)
+        its = [r for r in runs if r.result["recipe"] == name]
+        for figure in sorted({str(r.result["figure"]) for r in its}):
+            same = [r for r in its if r.result["figure"] == figure]
+            late = [said for recipe, said in unfinished if recipe == name]
+            out.append(_comparison(name, figure, same, own, late, published=published))
+    return out
+
+
+def _find(folders: Sequence[Path]) -> tuple[list[Run], list[tuple[str, str]]]:
+    """Finished runs, and the recipe and words for those that are not."""
+    runs: dict[Path, Run] = {}
+    unfinished: dict[Path, tuple[str, str]] = {}
+    no_labels = 0
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"runs must be a folder that 'fedshift run' wrote; got {folder}")
+        for path in sorted(folder.rglob("recipe.toml")):
+            if read_json(path.parent / "result.json") is None:
+                late = Run(path.parent, {}).recipe
+                if late is not None and len(late.methods) == len(late.seeds) == 1:
+                    said = f"{late.methods[0].name} seed {late.seeds[0]}"
+                    unfinished[path.resolve()] = late.name, said
+        for path in sorted(folder.rglob("result.json")):
+            result = read_json(path)
+            if result is None or "fingerprint" not in result:
+                continue
+            no_labels += not result["clients"]
+            if result["clients"]:
+                runs.setdefault(path.resolve(), Run(path.parent, result))
+    if not runs:
+        where = ", ".join(map(str, folders))
+        why = f"{len(unfinished)} not finished, {no_labels} without test labels"
+        raise InputError(
+            f"there must be a finished run to compare; got none below {where} ({why}); "
+            "'fedshift run RECIPE' makes and finishes them"
+        )
+    seen: dict[tuple[str, str, int], Path] = {}
+    for run in runs.values():
+        key = run.result["recipe"], run.method, run.result["seed"]
+        if key in seen:
+            raise InputError(
+                f"each method and seed of a recipe must be there once; got {key[0]} {key[1]} seed "
+                f"{key[2]} in {seen[key]} and {run.folder}; compare these folders one by one"
+            )
+        seen[key] = run.folder
+    return list(runs.values()), list(unfinished.values())
+
+
+def _comparison(
+    name: str,
+    figure: str,
+    runs: Sequence[Run],
+    own: Recipe | None,
+    unfinished: Sequence[str],
+    *,
+    published: bool,
+) -> Comparison:
+    kept = [r.recipe for r in runs if r.recipe is not None]
+    told: dict[str, Published] = {}
+    for recipe in (*kept, *([own] if own else [])) if published else ():
+        told |= recipe.published
+    first = [m.name for m in own.methods] if own else []
+    names = sorted({r.method for r in runs})
+    names.sort(key=lambda n: first.index(n) if n in first else len(first))
+    rows = []
+    for method in names:
+        its = sorted((r for r in runs if r.method == method), key=lambda r: r.result["seed"])
+        rows.append(Row(method, figure, tuple(its), told.get(method)))
+    remarks = [said for row in rows for said in _settings_remarks(row, own)]
+    if unfinished:
+        remarks.append(f"not finished, so not counted: {', '.join(unfinished)}")
+    if published and not told:
+        remarks.append("the recipe has no published numbers; they stand in its [published] table")
+    remarks += _machines(runs)
+    title = own.title if own else next((r.title for r in kept if r.title), "")
+    return Comparison(name, title, figure, tuple(rows), told, tuple(remarks))
+
+
+def _settings_remarks(row: Row, own: Recipe | None) -> list[str]:
+    """Where the runs were asked for something else than their neighbours or the recipe."""
+    asked = [_settings(r.recipe) for r in row.runs if r.recipe is not None]
+    if not asked:
+        return []
+    out, there = [], asked[0]
+    mixed = sorted({k for a in asked for k in a.keys() | there.keys() if a.get(k) != there.get(k)})
+    if mixed:
+        out.append(f"{row.method}: seeds differ in {', '.join(mixed)}")
+    if there.get("train.choose") == "best":
+        out.append(f"{row.method}: the iterate chosen on validation rows, not the last")
+    if own is not None and row.method in [m.name for m in own.methods]:
+        here = _settings(own.narrow(row.method, own.seeds[0]))
+        other = [
+            f"{k} is {there.get(k, 'not given')} (recipe: {here.get(k, 'not given')})"
+            for k in sorted(here.keys() | there.keys())
+            if here.get(k) != there.get(k)
+        ]
+        if other:
+            out.append(f"{row.method}: not run as the recipe is now: {', '.join(other)}")
+    return out
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """Of a narrow recipe, by dotted key."""
+    table = recipe.to_table()
+    out = {f"{s}.{k}": v for s in SECTIONS for k, v in table[s].items()}
+    out |= {k: v for k, v in table["method"][0].items() if k != "name"}
+    out.pop("train.device", None)
+    return out
+
+
+def _machines(runs: Sequence[Run]) -> list[str]:
+    found: dict[str, None] = {}
+    for run in runs:
+        told = read_json(run.folder / "environment.json")
+        if told is not None:
+            device = told.get("device")
+            name = told.get("cpu") if device == "cpu" else device
+            found[f"{name} (fedshift {told.get('fedshift')})"] = None
+    return [f"run on {', '.join(found)}"] if found else []
+
+
+# -- words -------------------------------------------------------------------------------------
+
+
+def _shower(figure: str) -> Any:
+    return _share if figure == "accuracy" else "{:.3g}".format
+
+
+def _share(value: float) -> str:
+    return f"{value:.4f}".removeprefix("0")
+
+
+def _told(value: float | None) -> str:
+    """A published number with the digits it has."""
+    return "" if value is None else f"{value:.6g}".removeprefix("0")
+
+
+def _spread(value: tuple[float, float | None], show: Any) -> str:
+    mean, half = value
+    return show(mean) if half is None else f"{show(mean)} ± {show(half)}"
+
+
+def _said(verdicts: Mapping[str, str]) -> str:
+    if len(verdicts) < 2:
+        return verdicts.get("mean", "")
+    return "; ".join(f"{cell} {said}" for cell, said in verdicts.items())

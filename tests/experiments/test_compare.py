@@ -1,0 +1,357 @@
+"""Finished runs compared: numbers known by hand, verdicts at their edges, the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshift.cli import main
+from fedshift.errors import InputError
+from fedshift.experiments.compare import Comparison, compare, ordering, verdict
+from fedshift.experiments.recipe import Published, Recipe, recipes
+from fedshift.experiments.records import Record, fingerprint, write_history, write_json
+
+TEXT = """
+title = "Mine | yours <b>"
+seeds = "0:3"
+[data]
+source = "digits"
+shift = "one-class-each"
+clients = 3
+train = [60, 3]
+test = [30, 3]
+[[method]]
+name = "ERM"
+objective = "erm"
+[[method]]
+name = "FTW"
+ratio = "exact"
+"""
+PUBLISHED = """
+[published]
+FTW = { mean = 0.82, sd = 0.01, source = "Table 2" }
+ERM = { mean = 0.50, worst = 0.35 }
+"""
+
+
+def mine(text: str = TEXT + PUBLISHED) -> Recipe:
+    return Recipe.parse(text, name="my/own", file="mine.toml")
+
+
+def made(
+    out: Path,
+    recipe: Recipe,
+    method: str,
+    seed: int,
+    clients: Sequence[float],
+    *,
+    figure: str = "accuracy",
+    history: Sequence[tuple[int, float]] = (),
+) -> Path:
+    """A finished run's folder, as `Record` leaves it, with given figures."""
+    one = recipe.narrow(method, seed)
+    record = Record(out, one)
+    record.begin()
+    rows = [
+        {"client": f"c{i}", "n": 50, figure: v, "low": v - 0.1, "high": v + 0.1, "loss": 1.0}
+        for i, v in enumerate(clients)
+    ]
+    mean = sum(clients) / len(clients) if clients else None
+    result: dict[str, Any] = {
+        "fingerprint": fingerprint(one),
+        "recipe": one.name,
+        "method": method,
+        "objective": one.methods[0].objective,
+        "ratio": None,
+        "seed": seed,
+        "stopped": "done",
+        "rounds": 5,
+        "seconds": 2.0 + seed,
+        "figure": figure if clients else None,
+        "mean": mean,
+        "interval": None if mean is None else [mean - 0.1, mean + 0.1],
+        "clients": rows,
+        "weights": {},
+        "ledger": [],
+        "notes": [],
+    }
+    lines = [{"round": r, "seconds": 0.1, "test_accuracy": a} for r, a in history]
+    write_history(record.folder, lines)
+    write_json(record.folder / "result.json", result)
+    return record.folder
+
+
+def three_seeds(out: Path, **options: Any) -> None:
+    for seed, ftw in enumerate((0.80, 0.82, 0.84)):
+        made(out, mine(), "FTW", seed, (ftw - 0.1, ftw, ftw + 0.1), **options)
+        made(out, mine(), "ERM", seed, (0.3, 0.5, 0.7))
+
+
+def one(out: Path, **options: Any) -> Comparison:
+    found = compare([out], **options)
+    assert len(found) == 1
+    return found[0]
+
+
+# -- known truth ---------------------------------------------------------------------------------
+
+
+def test_mean_and_interval_by_hand(tmp_path: Path) -> None:
+    three_seeds(tmp_path)
+    row = one(tmp_path)["FTW"]
+    mean, half = row.ours
+    assert mean == pytest.approx(0.82)
+    assert half == pytest.approx(4.30265273 * 0.02 / math.sqrt(3))  # t(.975, 2), sd .02
+    assert (row.worst, row.best) == pytest.approx((0.72, 0.92))
+    assert row.seconds == 3.0
+    assert len(row.runs) == 3
+    assert row.best_iterate is None
+    value, low, high = row.dots["c0"]
+    assert (value, high - value, value - low) == pytest.approx((0.72, half, half))
+
+
+def test_one_seed_has_no_interval_over_seeds(tmp_path: Path) -> None:
+    made(tmp_path, mine(), "ERM", 0, (0.3, 0.5))
+    row = one(tmp_path)["ERM"]
+    assert row.ours == (0.4, None)
+    assert row.dots["c1"] == (0.5, 0.4, 0.6)
+    assert "±" not in one(tmp_path).sheet().rows[0][1]
+
+
+def test_worst_and_best_of_an_error_are_the_other_way_round(tmp_path: Path) -> None:
+    made(tmp_path, mine(), "ERM", 0, (0.3, 0.5), figure="mse")
+    row = one(tmp_path)["ERM"]
+    assert (row.worst, row.best) == (0.5, 0.3)
+
+
+def test_best_iterate_is_beside_the_last_and_marked(tmp_path: Path) -> None:
+    for seed, top in enumerate((0.9, 0.8)):
+        history = [(5, 0.1), (10, top), (15, 0.6)]
+        made(tmp_path, mine(), "FTW", seed, (0.6, 0.6), history=history)
+        made(tmp_path, mine(), "ERM", seed, (0.5, 0.5))
+    comparison = one(tmp_path)
+    best = comparison["FTW"].best_iterate
+    assert best is not None
+    assert best[0] == pytest.approx(0.85)
+    assert comparison["FTW"].ours[0] == pytest.approx(0.6)
+    assert comparison["FTW"].curves == ([5, 10, 15], pytest.approx([0.1, 0.85, 0.6]), [0.1, 0.8, 0.6], [0.1, 0.9, 0.6])  # fmt: skip  # noqa: E501
+    assert comparison["ERM"].best_iterate is None
+    sheet = comparison.sheet()
+    assert "best iterate*" in sheet.header
+    assert any("chosen on test labels" in note for note in sheet.notes)
+    assert list(sheet.curves) == ["FTW"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "sd", "said"),
+    [
+        (0.8025, 0.8245, 0.011, "reached"),  # exactly two sd
+        (0.8024, 0.8245, 0.011, "below by .022"),
+        (0.76, 0.76, 0.0, "reached"),
+        (0.748, 0.76, 0.0, "below by .012"),
+        (0.7599, 0.76, 0.0, "below by less than .001"),
+        (0.9, 0.76, 0.0, "reached"),
+    ],
+)
+def test_verdicts_at_the_boundary(ours: float, published: float, sd: float, said: str) -> None:
+    assert verdict(ours, published, sd) == said
+
+
+def test_verdict_of_an_error_is_the_other_way_round() -> None:
+    assert verdict(0.1, 0.2, figure="mse") == "reached"
+    assert verdict(0.3, 0.2, figure="mse") == "above by .100"
+
+
+def test_ordering() -> None:
+    told = {"FTW": 0.82, "FITW": 0.76, "ERM": 0.76}
+    said = ordering(told, {"FTW": 0.9, "FITW": 0.1, "ERM": 0.2})
+    assert said == "published ordering FTW > FITW = ERM: holds"  # what ties in print is free here
+    said = ordering(told, {"FTW": 0.9, "FITW": 0.9, "ERM": 0.2})
+    assert said is not None
+    assert said.endswith("does not hold, FTW .9000 is not above FITW .9000")
+    said = ordering(told, {"FTW": 0.9, "ERM": 0.2})
+    assert said is not None
+    assert said.endswith("holds (not run: FITW)")
+    said = ordering(told, {"FITW": 0.9, "ERM": 0.2})
+    assert said is not None
+    assert "cannot be told" in said
+    assert ordering({"FTW": 0.8}, {"FTW": 0.9}) is None
+    said = ordering({"A": 0.1, "B": 0.2}, {"A": 0.3, "B": 0.4}, figure="mse")
+    assert said == "published ordering A < B: holds"
+
+
+def test_a_verdict_for_every_published_cell(tmp_path: Path) -> None:
+    three_seeds(tmp_path)
+    comparison = one(tmp_path, published=True)
+    assert comparison["FTW"].verdicts == {"mean": "reached"}
+    assert comparison["ERM"].verdicts == {"mean": "reached", "worst": "below by .050"}
+    assert comparison.ordering == "published ordering FTW > ERM: holds"
+    sheet = comparison.sheet()
+    cells = {r[0]: dict(zip(sheet.header, r, strict=True)) for r in sheet.rows}
+    assert cells["FTW"]["published"] == ".82 ± .01"
+    assert cells["ERM"]["published worst"] == ".35"
+    assert cells["ERM"]["verdict"] == "mean reached; worst below by .050"
+    assert "published for FTW: Table 2" in sheet.notes
+    assert "published" not in one(tmp_path).sheet().header  # only if asked for
+
+
+def test_shipped_numbers_for_runs_that_have_kept_none(tmp_path: Path) -> None:
+    recipe = Recipe.load("paper/fmnist-five")
+    for method, accuracy in (("FTW", 0.8025), ("FITW", 0.77), ("ERM", 0.4975)):
+        folder = made(tmp_path, recipe, method, 0, (accuracy,))
+        text = (folder / "recipe.toml").read_text(encoding="utf-8")
+        (folder / "recipe.toml").write_text(text.partition("[published")[0], encoding="utf-8")
+    comparison = one(tmp_path, published=True)
+    said = {row.method: row.verdicts["mean"] for row in comparison.rows}
+    assert said == {"ERM": "below by .050", "FITW": "below by .024", "FTW": "reached"}
+    assert comparison.ordering == "published ordering FTW > FITW > ERM: holds"
+    assert not any("not run as" in remark for remark in comparison.remarks)
+
+
+def test_other_settings_are_said(tmp_path: Path) -> None:
+    recipe = Recipe.load("paper/fmnist-two")
+    made(tmp_path, recipe.changed(["plan.iterations=50"]), "FTW", 0, (0.8,))
+    made(tmp_path, recipe, "FTW", 1, (0.8,))
+    remarks = " ".join(one(tmp_path).remarks)
+    assert "FTW: seeds differ in plan.iterations" in remarks
+    assert "plan.iterations is 50 (recipe: 5000)" in remarks
+
+
+# -- the table of a recipe -----------------------------------------------------------------------
+
+
+def test_published_numbers_change_no_run(tmp_path: Path) -> None:
+    plain, told = mine(TEXT), mine()
+    assert fingerprint(plain) == fingerprint(told)
+    made(tmp_path, plain, "FTW", 0, (0.8,))
+    assert Record(tmp_path, told.narrow("FTW", 0)).result() is not None
+    assert Record(tmp_path, told.narrow("FTW", 0)).clash() == []
+
+
+def test_published_numbers_are_written_and_read() -> None:
+    told = mine()
+    assert told.published["FTW"] == Published(mean=0.82, sd=0.01, source="Table 2")
+    assert Recipe.parse(told.to_toml()) == told
+    assert told.changed(["plan.iterations=5"]).published == told.published
+    assert list(told.narrow("ERM", 0).published) == ["ERM"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("FTV = { mean = 0.5 }", r"\[published\]: unknown key 'FTV'.*'FTW'"),
+        ("FTW = { maen = 0.5 }", r"\[published.FTW\]: unknown key 'maen'.*'mean'"),
+        ("FTW = { sd = 0.5 }", r"'mean' must be given"),
+        ("FTW = { mean = 0.5, sd = -1 }", r"sd ≥ 0"),
+        ("FTW = { mean = nan }", r"finite"),
+        ("FTW = 0.5", r"FTW must be a table"),
+    ],
+)
+def test_wrong_published_tables(line: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        mine(f"{TEXT}\n[published]\n{line}\n")
+
+
+def test_the_papers_numbers_are_there() -> None:
+    told = {n: Recipe.load(n).published for n in recipes() if n.startswith("paper/")}
+    assert told["paper/fmnist-five"]["FTW"] == Published(mean=0.8245, sd=0.011)
+    assert told["paper/colored-mnist"]["Grayscale"].mean == 0.68
+    assert told["paper/cifar-hundred"]["FedBN"] == Published(mean=0.4934, worst=0.1678, best=0.8233)
+    assert told["paper/cifar-five"]["FTW"].sd == 0.008
+    assert told["paper/fmnist-two"]["FITW"] == Published(mean=0.76)
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def test_folders_of_any_level_and_each_run_once(tmp_path: Path) -> None:
+    three_seeds(tmp_path)
+    whole = one(tmp_path).sheet()
+    assert one(tmp_path / "my" / "own").sheet() == whole
+    assert compare([tmp_path, tmp_path / "my"])[0].sheet() == whole
+    assert len(one(tmp_path / "my" / "own" / "FTW" / "seed-1").rows) == 1
+
+
+def test_a_table_for_each_recipe(tmp_path: Path) -> None:
+    three_seeds(tmp_path)
+    made(tmp_path, Recipe.load("smoke/digits"), "ERM", 0, (0.5,))
+    assert [c.recipe for c in compare([tmp_path])] == ["my/own", "smoke/digits"]
+
+
+def test_methods_stand_as_in_the_recipe(tmp_path: Path) -> None:
+    recipe = Recipe.load("paper/colored-mnist")
+    for method in ("ERM", "FTW", "Grayscale"):
+        made(tmp_path, recipe, method, 0, (0.6,))
+    assert [row.method for row in one(tmp_path).rows] == ["Grayscale", "ERM", "FTW"]
+
+
+def test_the_same_run_twice_is_refused(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        made(tmp_path / folder, mine(), "ERM", 0, (0.5,))
+    with pytest.raises(InputError, match=r"ERM seed 0 in .*one by one"):
+        compare([tmp_path])
+
+
+def test_what_is_not_finished_is_said(tmp_path: Path) -> None:
+    made(tmp_path, mine(), "ERM", 0, (0.5,))
+    (made(tmp_path, mine(), "FTW", 1, (0.5,)) / "result.json").unlink()
+    made(tmp_path, mine(), "ERM", 2, ())  # no test labels
+    comparison = one(tmp_path)
+    assert len(comparison["ERM"].runs) == 1
+    assert "not finished, so not counted: FTW seed 1" in comparison.remarks
+
+
+def test_nothing_finished(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="must be a finished run"):
+        compare([tmp_path])
+    (made(tmp_path, mine(), "FTW", 1, (0.5,)) / "result.json").write_text("{", encoding="utf-8")
+    with pytest.raises(InputError, match="1 not finished"):
+        compare([tmp_path])
+    with pytest.raises(InputError, match="must be a folder"):
+        compare([tmp_path / "nowhere"])
+
+
+# -- the command line ----------------------------------------------------------------------------
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    three_seeds(tmp_path / "runs")
+    runs = str(tmp_path / "runs")
+    assert main(["compare", runs, "--published"]) == 0
+    printed = capsys.readouterr().out
+    assert "published ordering FTW > ERM: holds" in printed
+    assert ".8200 ± .0497" in printed
+    assert main(["compare", runs, "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.startswith("## Mine \\| yours")
+    for name, start in (("a.md", "## "), ("a.html", "<!DOCTYPE html>"), ("a.txt", "Mine | ")):
+        assert main(["compare", runs, "-o", str(tmp_path / "out" / name)]) == 0
+        assert (tmp_path / "out" / name).read_text(encoding="utf-8").startswith(start)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a.html", "a.md", "a.txt"]
+
+
+def test_command_with_a_recipe_that_is_newer_than_the_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path, mine(TEXT), "FTW", 0, (0.7,))
+    assert main(["compare", str(tmp_path), "--published"]) == 0
+    assert "no published numbers" in capsys.readouterr().out
+    file = tmp_path / "newer.toml"
+    file.write_text('name = "my/own"\n' + TEXT + PUBLISHED, encoding="utf-8")
+    assert main(["compare", str(tmp_path), "--recipe", str(file)]) == 0
+    assert "below by .120" in capsys.readouterr().out
+
+
+def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(tmp_path)]) == 1
+    assert "finished run" in capsys.readouterr().err
+    (tmp_path / "result.json").write_text(json.dumps({"other": 1}), encoding="utf-8")
+    assert main(["compare", str(tmp_path)]) == 1
+    for wrong in (["compare"], ["compare", str(tmp_path), "--format", "pdf"]):
+        with pytest.raises(SystemExit) as stop:
+            main(wrong)
+        assert stop.value.code == 2
