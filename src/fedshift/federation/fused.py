@@ -223,21 +223,15 @@ class Runs:
 
     def _many(self, who: np.ndarray[Any, Any], rows: Tensor, crops: Tensor | None) -> Tensor:
         clients = torch.as_tensor(who).to(self.device)
-        if self.device.type != "cuda":
-            return torch.stack(
-                [
-                    self._round(clients[i], rows[i], None if crops is None else crops[i], i)
-                    for i in range(len(rows))
-                ]
-            )
-        if self.plan.compression is not None:  # random rounding is drawn on the host
-            return torch.stack(
-                [
-                    self._round(clients[i], rows[i], None if crops is None else crops[i], i)
-                    for i in range(len(rows))
-                ]
-            )
-        return self._replayed(clients, rows, crops)
+        # random rounding is drawn on the host, so compressed rounds cannot be captured
+        if self.device.type == "cuda" and self.plan.compression is None:
+            return self._replayed(clients, rows, crops)
+        return torch.stack(
+            [
+                self._round(clients[i], rows[i], None if crops is None else crops[i], i)
+                for i in range(len(rows))
+            ]
+        )
 
     def _replayed(self, clients: Tensor, rows: Tensor, crops: Tensor | None) -> Tensor:
         """Rounds on a GPU: the first ever are run to warm up, then one is captured."""
