@@ -206,7 +206,7 @@ def run(
     ----------
     folder : Path, optional
         Keeps log ratios and checkpoints there; a run that finds its own goes on from them, to
-        the same bits on the CPU.
+        the same bits on the CPU (with as many threads).
     watch : callable, optional
         Is told every phase and check, as a dict.
     """
