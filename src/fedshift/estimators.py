@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 PLAIN, APART = ("mlp", "linear"), 1e3
 
 
-class _Federated(BaseEstimator):
+class _Federated(BaseEstimator, ABC):
     """What classifier and regressor share: settings in, an `Outcome` learned."""
 
     _loss: str
@@ -145,9 +146,9 @@ class _Federated(BaseEstimator):
     def _learn_labels(self, federation: Federation) -> None:
         """Remember the classes."""
 
+    @abstractmethod
     def _encoded(self, federation: Federation) -> Federation:
         """The federation with labels as the training engine takes them."""
-        raise NotImplementedError
 
 
 class FederatedClassifier(_Federated):

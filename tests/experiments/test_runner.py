@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +79,8 @@ def test_a_run_leaves_evidence(tmp_path: Path) -> None:
     results, printed = run(recipe, tmp_path)
     assert [r["method"] for r in results] == ["ERM", "FTW"]
     folder = tmp_path / "test/small/FTW/seed-0"
-    assert sorted(p.name for p in folder.iterdir()) == [
+    # event files are there only where the package is
+    assert sorted({p.name for p in folder.iterdir()} - {"tensorboard"}) == [
         "checkpoints",
         "environment.json",
         "history.jsonl",
@@ -145,27 +145,14 @@ def test_no_pyarrow_no_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (tmp_path / "test/small/summary.parquet").exists()
 
 
-def test_tensorboard_if_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[Any, ...]] = []
-
-    class Writer:
-        def __init__(self, folder: str, purge_step: int) -> None:
-            told.append((folder, purge_step))
-
-        def add_scalar(self, *values: Any) -> None:
-            told.append(values)
-
-        def close(self) -> None:
-            told.append(("closed",))
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = Writer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+@pytest.mark.filterwarnings("ignore")  # what the package itself warns of
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run(small("plan.iterations=8"), tmp_path, methods=["ERM"])
-    assert told[0] == (str(tmp_path / "test/small/ERM/seed-0/tensorboard"), 1)
-    assert [t[2] for t in told if t[0] == "loss"] == [4, 8]
-    assert told[-2][0] == "test_accuracy"
-    assert told[-1] == ("closed",)
+    folder = tmp_path / "test/small/ERM/seed-0/tensorboard"
+    found = accumulator.EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in found.Scalars("loss")] == [4, 8]
+    assert len(found.Scalars("test_accuracy")) == 1
 
 
 def test_tensorboard_is_not_told_what_there_is_not(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ class FederatedMLLS(BaseEstimator):
 
     Here all of it runs in one process; steps 1 and 2 need no more than sums of gradients.
 
-    One classifier, calibrated on a fifth of the rows, is not enough: laws are then off three
-    times as far, mostly by shares of classes that look alike.
+    Folds let every row calibrate; the few rows of a rare class decide the small shares of classes
+    that look alike.
 
     Fails where p(x | y) differs between clients or between training and use (then the classifier
     of one is no classifier of the other), and for test classes that no client has.
@@ -57,8 +57,8 @@ class FederatedMLLS(BaseEstimator):
     model : str, module or callable
         See `fedshift.learn.models.build`.
     plan : FedSGD or FedAvg, optional
-        Of step 1; for images, ``FedSGD(iterations=2000, importance="sampling",
-        augment="crop-flip")`` did best.
+        Of step 1; for images try ``FedSGD(iterations=2000, importance="sampling",
+        augment="crop-flip")``.
     folds : int
     device : str, optional
     seed : int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
@@ -106,7 +107,7 @@ Compression = TopK | QSGD
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(ABC):
     """What both kinds of plan share.
 
     Attributes
@@ -171,19 +172,19 @@ class Plan:
                 )
 
     @property
+    @abstractmethod
     def n_rounds(self) -> int:
         """How often the server steps."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def n_steps(self) -> int:
         """Batches of a client in one round."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def rule(self) -> Optimizer:
         """The server's rule."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         changed = (
