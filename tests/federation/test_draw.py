@@ -129,17 +129,17 @@ def test_a_lottery_draws_the_count_asked_for_whatever_the_order(
     seed: int, clients: int, count: int, number: int
 ) -> None:
     names = [f"c{k}" for k in range(clients)]
-    drawn = draw.Lottery(seed, names, count).draw(number)
+    drawn = draw.Lottery(seed, names, count).draw(number, 1)[0]
     assert len(set(drawn.tolist())) == len(drawn) == min(count, clients)
     assert (np.diff(drawn) > 0).all()
     turned = names[::-1]
-    other = draw.Lottery(seed, turned, count).draw(number)
+    other = draw.Lottery(seed, turned, count).draw(number, 1)[0]
     assert {names[i] for i in drawn} == {turned[i] for i in other}
 
 
 def test_a_lottery_is_uniform_over_clients_and_pairs() -> None:
     lottery = draw.Lottery(0, [f"c{k}" for k in range(8)], 2)
-    drawn = np.array([lottery.draw(i) for i in range(7000)])
+    drawn = lottery.draw(0, 7000)
     # two of a draw exclude each other, so counts of clients vary less than a chi-square's
     assert stats.chisquare(np.bincount(drawn.ravel())).pvalue > 0.05
     pairs = np.bincount(drawn[:, 0] * 8 + drawn[:, 1])

@@ -36,7 +36,7 @@ def mix(words: Words) -> Words:
         return np.asarray(z ^ (z >> np.uint64(31)))
 
 
-def words(name: np.uint64, *counters: int | Index) -> Words:
+def words(name: np.uint64 | Words, *counters: int | Index) -> Words:
     """Random words at counters, which broadcast: ``words(k, round, arange(n))`` has shape (n,)."""
     with np.errstate(over="ignore"):
         out = np.asarray(name, dtype=np.uint64)
@@ -108,10 +108,11 @@ class Lottery:
         self._keys = np.array([key(seed, "lottery", c) for c in clients], dtype=np.uint64)
         self.count = count
 
-    def draw(self, number: int) -> Index:
-        """Positions of the clients of a round, in order of position."""
+    def draw(self, first: int, count: int) -> Index:
+        """Positions of the clients of `count` rounds, (count, m), each round's in order."""
         if self.count >= len(self._keys):
-            return np.arange(len(self._keys))
+            return np.tile(np.arange(len(self._keys)), (count, 1))
+        number = np.arange(first, first + count, dtype=np.uint64)[:, None]
         with np.errstate(over="ignore"):
-            tickets = mix(self._keys + _STEP * np.uint64(number + 1))
-        return np.sort(np.argpartition(tickets, self.count)[: self.count])
+            tickets = mix(self._keys + _STEP * (number + np.uint64(1)))
+        return np.sort(np.argpartition(tickets, self.count, axis=1)[:, : self.count], axis=1)

@@ -33,8 +33,8 @@ from fedshift.learn.augment import take_cropped
 from fedshift.learn.grouped import Looped, stacked
 from fedshift.learn.norm import mixed, norm_layers, pooled
 
-#: numbers of one batch index block drawn ahead
-AHEAD = 4_000_000
+#: numbers of one batch index block drawn ahead; small, so that a GPU works while the next is drawn
+AHEAD = 200_000
 
 
 class Runs:
@@ -198,31 +198,29 @@ class Runs:
                 if crop is not None:
                     crop[:, r] = crop[:, twin]
                 continue
+            who[:, r] = task.participants_of(self.round, count)
             if everybody:
-                clients = task.participants(0)
-                who[:, r] = clients
-                for j, k in enumerate(clients):
+                for j, k in enumerate(who[0, r]):
                     batches = task.rows(int(k)).batches(self.round * steps, count * steps)
                     rows[:, r, j] = (batches + task.start[k]).reshape(count, steps, size)
             else:
                 for i in range(count):
-                    who[i, r] = task.participants(self.round + i)
                     for j, k in enumerate(who[i, r]):
                         rows[i, r, j] = task.batch_rows(int(k), self.round + i)
             if crop is not None:
-                for i in range(count):
-                    for j, k in enumerate(who[i, r]):
-                        crop[i, r, j] = task.batch_crops(int(k), self.round + i)
+                crop[:, r] = task.round_crops(who[:, r], self.round)
             rows[:, r] += self.shift[r]
-        on = self.device
-        return (
-            who,
-            torch.as_tensor(rows).to(on),
-            None if crop is None else torch.as_tensor(crop).to(on),
-        )
+        return who, self._moved(rows), None if crop is None else self._moved(crop)
+
+    def _moved(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """On the device, without waiting for what it has still to do."""
+        host = torch.as_tensor(array)
+        if self.device.type != "cuda":
+            return host
+        return host.pin_memory().to(self.device, non_blocking=True)
 
     def _many(self, who: np.ndarray[Any, Any], rows: Tensor, crops: Tensor | None) -> Tensor:
-        clients = torch.as_tensor(who).to(self.device)
+        clients = self._moved(who)
         # random rounding is drawn on the host, so compressed rounds cannot be captured
         if self.device.type == "cuda" and self.plan.compression is None:
             return self._replayed(clients, rows, crops)

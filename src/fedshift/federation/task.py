@@ -228,10 +228,16 @@ class Task:
     def participants(self, number: int) -> npt.NDArray[np.int64]:
         """Positions of the clients of a round."""
         if isinstance(self.plan.participation, int):
-            return self._lottery.draw(number)
+            return self._lottery.draw(number, 1)[0]
         if self._fixed:
             return np.sort(np.array([self.names.index(n) for n in self._fixed]))
         return np.arange(len(self.names))
+
+    def participants_of(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Positions of the clients of `count` rounds, (count, m)."""
+        if isinstance(self.plan.participation, int):
+            return self._lottery.draw(first, count)
+        return np.broadcast_to(self.participants(first), (count, self.n_participants))
 
     @property
     def scale(self) -> float:
@@ -259,10 +265,18 @@ class Task:
 
     def batch_crops(self, client: int, number: int) -> npt.NDArray[np.int8]:
         """Crops of these rows, (steps, B, 3)."""
+        return self.round_crops(np.array([[client]]), number)[0, 0]
+
+    def round_crops(self, who: npt.NDArray[np.int64], first: int) -> npt.NDArray[np.int8]:
+        """Crops of the clients (rounds, m) of rounds `first` and on, (rounds, m, steps, B, 3)."""
         steps, size = self.plan.n_steps, self.plan.batch_size
-        name = draw.key(self.plan.seed, "crop", self.names[client])
-        at = number * steps * size + np.arange(steps * size).reshape(steps, size)
-        return crops(draw.words(name, at), self.x.shape[-1])
+        number = np.arange(first, first + len(who)).reshape(-1, 1, 1, 1)
+        at = number * (steps * size) + np.arange(steps * size).reshape(steps, size)
+        return crops(draw.words(self._crop_keys[who][..., None, None], at), self.x.shape[-1])
+
+    @cached_property
+    def _crop_keys(self) -> npt.NDArray[np.uint64]:
+        return np.array([draw.key(self.plan.seed, "crop", name) for name in self.names])
 
     @cached_property
     def coefficient(self) -> Tensor:
