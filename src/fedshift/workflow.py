@@ -262,7 +262,7 @@ Part = tuple[Federation, dict[str, Float64Array] | None]
 def hold_out(
     federation: Federation, weights: Mapping[str, Weights] | None, settings: Settings
 ) -> tuple[Part, Part | None]:
-    """Training rows with their weights, and those kept out for validation."""
+    """Training rows with their weights, and those kept out for validation, class by class."""
     values = None if weights is None else {n: w.values for n, w in weights.items()}
     if not settings.validation:
         return (federation, values), None
@@ -276,7 +276,10 @@ def hold_out(
                 "validation; lower validation"
             )
         order = draw.permutation(draw.key(settings.seed, "validation", c.name), 0, len(c.x))
-        chosen[c.name] = (np.sort(order[count:]), np.sort(order[:count]))
+        if settings.loss == "cross-entropy":  # rare classes keep their share of both sides
+            order = order[np.argsort(c.y[order], kind="stable")]
+        every = np.diff(np.arange(len(c.x) + 1) * count // len(c.x)) > 0
+        chosen[c.name] = (np.sort(order[~every]), np.sort(order[every]))
     for side in (0, 1):
         clients = tuple(
             replace(c, x=c.x[chosen[c.name][side]], y=c.y[chosen[c.name][side]]) for c in federation

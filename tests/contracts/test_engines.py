@@ -91,7 +91,13 @@ PLANS: dict[str, Any] = {
     "fedsgd-qsgd": lambda **k: FedSGD(iterations=ROUNDS, compression=QSGD(8), **k),
     "fedsgd-sampling": lambda **k: FedSGD(iterations=ROUNDS, importance="sampling", **k),
     "fedsgd-augmented": lambda **k: FedSGD(iterations=ROUNDS, augment="crop-flip", **k),
+    "fedsgd-mixup": lambda **k: FedSGD(
+        iterations=ROUNDS, mixup=0.7, average=0.9, augment="crop-flip", **k
+    ),
     "fedavg": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, local_momentum=0.5, **k),
+    "fedavg-mixup": lambda **k: FedAvg(
+        rounds=ROUNDS, local_steps=3, mixup=1.0, average=0.95, importance="sampling", **k
+    ),
     "fedavg-none": lambda **k: FedAvg(rounds=ROUNDS, local_steps=2, normalise="none", **k),
     "fedprox": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, prox=0.1, weight_decay=1e-3, **k),
     "scaffold": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, scaffold=True, **k),
@@ -154,7 +160,7 @@ def test_a_model_with_parameters_outside_layers(plan: str, norm: str) -> None:
     compare(slow.state, fast.state, 1e-10)
 
 
-@pytest.mark.parametrize("plan", ["fedsgd-adam", "fedavg", "scaffold"])
+@pytest.mark.parametrize("plan", ["fedsgd-adam", "fedavg", "scaffold", "fedsgd-mixup"])
 @pytest.mark.parametrize("norm", ["averaged", "local", "group"])
 @pytest.mark.parametrize("who", ["all", "random"])
 def test_runs_side_by_side_equal_runs_alone(plan: str, norm: str, who: str) -> None:
@@ -177,7 +183,9 @@ def test_runs_side_by_side_equal_runs_alone(plan: str, norm: str, who: str) -> N
 
 
 @pytest.mark.parametrize("engine", [Reference, Fused])
-@pytest.mark.parametrize("plan", ["fedsgd-adam", "fedsgd-topk", "scaffold", "fedsgd-augmented"])
+@pytest.mark.parametrize(
+    "plan", ["fedsgd-adam", "fedsgd-topk", "scaffold", "fedsgd-augmented", "fedavg-mixup"]
+)
 def test_a_stopped_run_goes_on_to_the_same_bits(engine: Any, plan: str) -> None:
     made = PLANS[plan](batch_size=8, norm="local", participation=2, seed=5)
     t = task(made, "ftw", torch.float32)

@@ -123,7 +123,7 @@ class Client:
         named = {n: t for part in leaves for n, t in part.items()}
         self.model.train()
         scores = torch.func.functional_call(self.model, named, (batch.x,))
-        loss = (batch.coefficient * task.loss(scores, batch.y)).sum() / len(batch.y)
+        loss = batch.weighted(task.loss, scores).sum() / len(batch.y)
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         grads = {
             n: torch.zeros_like(t) if g is None else g

@@ -28,13 +28,62 @@ from fedshift.federation.engine import Engine, Log
 from fedshift.federation.layout import Layout
 from fedshift.federation.optimise import step
 from fedshift.federation.plan import FedAvg
-from fedshift.federation.task import State, Task
-from fedshift.learn.augment import take_cropped
+from fedshift.federation.task import State, Task, follow
+from fedshift.learn.augment import blend, take_cropped
 from fedshift.learn.grouped import Looped, stacked
 from fedshift.learn.norm import mixed, norm_layers, pooled
 
 #: numbers of one batch index block drawn ahead; small, so that a GPU works while the next is drawn
 AHEAD = 200_000
+#: entries of a state that are flat parameters, laid out for the device
+FLAT = ("params", "m", "v", "c", "ck", "error", "mean_params")
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """Random choices of some rounds (or, without the first axis, of one).
+
+    Attributes
+    ----------
+    who : Tensor (rounds, R, m)
+        Participants.
+    rows : Tensor (rounds, R, m, steps, B)
+    crops : Tensor (rounds, R, m, steps, B, 3), optional
+    keep : Tensor (rounds, R, m, steps), optional
+        Shares of blended rows.
+    """
+
+    who: Tensor
+    rows: Tensor
+    crops: Tensor | None
+    keep: Tensor | None
+
+    @property
+    def parts(self) -> tuple[Tensor | None, ...]:
+        """All of them."""
+        return self.who, self.rows, self.crops, self.keep
+
+    def __getitem__(self, i: int) -> Drawn:
+        """One round's."""
+        return Drawn(self.who[i], self.rows[i], *(t if t is None else t[i] for t in self.parts[2:]))
+
+    def clone(self) -> Drawn:
+        """Tensors of its own."""
+        return Drawn(
+            self.who.clone(),
+            self.rows.clone(),
+            *(t if t is None else t.clone() for t in self.parts[2:]),
+        )
+
+    def copy_(self, other: Drawn) -> None:
+        """Take over the values of another."""
+        for own, new in zip(self.parts, other.parts, strict=True):
+            if own is not None and new is not None:
+                own.copy_(new)
+
+    def step(self, s: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Rows, crops and shares of one step of one round."""
+        return self.rows[:, :, s], *(t if t is None else t[:, :, s] for t in self.parts[2:])
 
 
 class Runs:
@@ -141,7 +190,7 @@ class Runs:
         self.t: dict[str, Tensor] = {}
         for name in states[0].tensors:
             whole = torch.stack([s.tensors[name] for s in states])
-            if name in ("params", "m", "v", "c", "ck", "error"):
+            if name in FLAT:
                 whole = whole[..., self.order]
             self.t[name] = whole.to(self.device)
         if not self.apart:  # the model's own memory is the state
@@ -155,8 +204,7 @@ class Runs:
             tensors = {}
             for name, whole in self.t.items():
                 one = whole[r].cpu()
-                flat = name in ("params", "m", "v", "c", "ck", "error")
-                tensors[name] = (one[..., self.back] if flat else one).clone()
+                tensors[name] = (one[..., self.back] if name in FLAT else one).clone()
             out.append(State(self.round, tensors))
         return out
 
@@ -169,9 +217,9 @@ class Runs:
         ahead = max(1, min(rounds, AHEAD // size)) if rounds else 1
         while self.round < first + rounds:
             count = min(ahead, first + rounds - self.round)
-            clients, rows, crops = self._draw(count)
+            clients, drawn = self._draw(count)
             who.append(clients)
-            losses.append(self._many(clients, rows, crops))
+            losses.append(self._many(drawn))
             self.round += count
         steps = self.plan.n_steps
         shape = (-1, self.runs, self.m, steps)
@@ -180,14 +228,15 @@ class Runs:
         values = values.reshape(shape)
         return [Log(first, everyone[:, r], values[:, r]) for r in range(self.runs)]
 
-    def _draw(self, count: int) -> tuple[np.ndarray[Any, Any], Tensor, Tensor | None]:
-        """Participants (count, R, m), rows (count, R, m, steps, B) and crops of some rounds."""
+    def _draw(self, count: int) -> tuple[np.ndarray[Any, Any], Drawn]:
+        """Participants (count, R, m) of some rounds, and all choices where they are needed."""
         steps, size = self.plan.n_steps, self.plan.batch_size
         who = np.empty((count, self.runs, self.m), dtype=np.int64)
         rows = np.empty((count, self.runs, self.m, steps, size), dtype=np.int64)
         crop = None
         if self.plan.augment == "crop-flip":
             crop = np.empty((*rows.shape, 3), dtype=np.int8)
+        keep = np.empty(rows.shape[:-1]) if self.plan.mixup else None
         everybody = not isinstance(self.plan.participation, int)
         drawn: dict[tuple[int, int], int] = {}
         for r, task in enumerate(self.tasks):
@@ -195,8 +244,9 @@ class Runs:
             if twin != r and self.plan.importance == "loss":
                 who[:, r] = who[:, twin]
                 rows[:, r] = rows[:, twin] - self.shift[twin] + self.shift[r]
-                if crop is not None:
-                    crop[:, r] = crop[:, twin]
+                for part in (crop, keep):
+                    if part is not None:
+                        part[:, r] = part[:, twin]
                 continue
             who[:, r] = task.participants_of(self.round, count)
             if everybody:
@@ -209,8 +259,11 @@ class Runs:
                         rows[i, r, j] = task.batch_rows(int(k), self.round + i)
             if crop is not None:
                 crop[:, r] = task.round_crops(who[:, r], self.round)
+            if keep is not None:
+                keep[:, r] = task.round_shares(who[:, r], self.round)
             rows[:, r] += self.shift[r]
-        return who, self._moved(rows), None if crop is None else self._moved(crop)
+        optional = (None if part is None else self._moved(part) for part in (crop, keep))
+        return who, Drawn(self._moved(who), self._moved(rows), *optional)
 
     def _moved(self, array: np.ndarray[Any, Any]) -> Tensor:
         """On the device, without waiting for what it has still to do."""
@@ -219,67 +272,56 @@ class Runs:
             return host
         return host.pin_memory().to(self.device, non_blocking=True)
 
-    def _many(self, who: np.ndarray[Any, Any], rows: Tensor, crops: Tensor | None) -> Tensor:
-        clients = self._moved(who)
+    def _many(self, drawn: Drawn) -> Tensor:
         # random rounding is drawn on the host, so compressed rounds cannot be captured
         if self.device.type == "cuda" and self.plan.compression is None:
-            return self._replayed(clients, rows, crops)
-        return torch.stack(
-            [
-                self._round(clients[i], rows[i], None if crops is None else crops[i], i)
-                for i in range(len(rows))
-            ]
-        )
+            return self._replayed(drawn)
+        return torch.stack([self._round(drawn[i], i) for i in range(len(drawn.rows))])
 
-    def _replayed(self, clients: Tensor, rows: Tensor, crops: Tensor | None) -> Tensor:
+    def _replayed(self, drawn: Drawn) -> Tensor:
         """Rounds on a GPU: the first ever are run to warm up, then one is captured."""
+        count = len(drawn.rows)
         out = torch.empty(
-            len(rows), self.runs, self.m, self.plan.n_steps, dtype=self.x.dtype, device=self.device
+            count, self.runs, self.m, self.plan.n_steps, dtype=self.x.dtype, device=self.device
         )
         begin = 0
         if self._graph is None:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                while begin < min(3, len(rows)):
-                    out[begin] = self._round(
-                        clients[begin], rows[begin], None if crops is None else crops[begin], 0
-                    )
+                while begin < min(3, count):
+                    out[begin] = self._round(drawn[begin], 0)
                     begin += 1
             torch.cuda.current_stream().wait_stream(stream)
-            if begin == len(rows):
+            if begin == count:
                 return out
-            self._inputs = (
-                clients[begin].clone(),
-                rows[begin].clone(),
-                None if crops is None else crops[begin].clone(),
-            )
+            self._inputs = drawn[begin].clone()
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
-                self._out = self._round(*self._inputs, 0)
-        for i in range(begin, len(rows)):
-            self._inputs[0].copy_(clients[i])
-            self._inputs[1].copy_(rows[i])
-            if crops is not None and self._inputs[2] is not None:
-                self._inputs[2].copy_(crops[i])
+                self._out = self._round(self._inputs, 0)
+        for i in range(begin, count):
+            self._inputs.copy_(drawn[i])
             self._graph.replay()
             out[i] = self._out
         return out
 
-    def _round(self, who: Tensor, rows: Tensor, crop: Tensor | None, ahead: int) -> Tensor:
-        """One round: clients (R, m), rows (R, m, steps, B); losses (R, m, steps)."""
+    def _round(self, drawn: Drawn, ahead: int) -> Tensor:
+        """One round; losses (R, m, steps)."""
         if isinstance(self.plan, FedAvg):
-            return self._averaging(who, rows, crop, self.plan, ahead)
-        return self._gradient(who, rows, crop, ahead)
+            losses = self._averaging(drawn, self.plan, ahead)
+        else:
+            losses = self._gradient(drawn, ahead)
+        with torch.no_grad():
+            follow(self.t, self.plan.average)
+        return losses
 
-    def _gradient(self, who: Tensor, rows: Tensor, crop: Tensor | None, ahead: int) -> Tensor:
+    def _gradient(self, drawn: Drawn, ahead: int) -> Tensor:
+        who = drawn.who
         local = self._gather_local(who)
         share = torch.gather(self.share, 1, who) * self.tasks[0].scale
         if self.apart:
             self.copy.copy_(self._expanded(self.t["params"]))
-        loss, grad, local_grad = self._differentiate(
-            rows[:, :, 0], crop if crop is None else crop[:, :, 0], None if self.apart else share
-        )
+        loss, grad, local_grad = self._differentiate(*drawn.step(0), None if self.apart else share)
         if self.apart:
             sent = self._compressed(grad, who, ahead).view(self.runs, self.m, -1)
             grad = (share.unsqueeze(2) * sent).sum(1)
@@ -298,9 +340,8 @@ class Runs:
             self._track(who, self._old_stats(who))
         return loss.unsqueeze(2)
 
-    def _averaging(
-        self, who: Tensor, rows: Tensor, crop: Tensor | None, plan: FedAvg, ahead: int
-    ) -> Tensor:
+    def _averaging(self, drawn: Drawn, plan: FedAvg, ahead: int) -> Tensor:
+        who = drawn.who
         start = self._expanded(self.t["params"])
         self.copy.copy_(start)
         local = self._gather_local(who)
@@ -313,9 +354,7 @@ class Runs:
         stats = self._old_stats(who)
         losses = []
         for s in range(plan.local_steps):
-            loss, grad, local_grad = self._differentiate(
-                rows[:, :, s], crop if crop is None else crop[:, :, s], None
-            )
+            loss, grad, local_grad = self._differentiate(*drawn.step(s), None)
             losses.append(loss)
             with torch.no_grad():
                 if plan.weight_decay:
@@ -362,7 +401,7 @@ class Runs:
     # -- the pieces of a round ---------------------------------------------------------------
 
     def _differentiate(
-        self, rows: Tensor, crop: Tensor | None, share: Tensor | None
+        self, rows: Tensor, crop: Tensor | None, keep: Tensor | None, share: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Losses (R, m) of a batch (R, m, B), and gradients (copies, P), (R · m, L).
 
@@ -371,13 +410,14 @@ class Runs:
         """
         flat = rows.reshape(-1)
         images = self.x[flat] if crop is None else self._cropped(flat, crop)
+        if keep is not None:
+            batches = images.unflatten(0, (-1, rows.shape[2]))
+            images = blend(batches, keep.reshape(-1)).flatten(0, 1)
         if images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)
         with self._precision():
             scores = self._forward(images)
-        loss = self.tasks[0].loss(scores.to(self.x.dtype), self.y[flat]).view(rows.shape)
-        which = rows + self.to_coefficient if self.runs > 1 else rows
-        loss = (self.coefficient[which] * loss).sum(2) / rows.shape[2]
+        loss = self._weighted(scores.to(self.x.dtype), rows, keep).sum(2) / rows.shape[2]
         total = loss.sum() if share is None else (loss * share).sum()
         wanted = [*self.leaves.values(), *self.local_leaves.values()]
         found = torch.autograd.grad(total, wanted, allow_unused=True)
@@ -392,6 +432,18 @@ class Runs:
             named = dict(zip(self.local_leaves, grads[count:], strict=True))
             local = self.local_layout.flatten(named)
         return loss.detach(), grad, local
+
+    def _weighted(self, scores: Tensor, rows: Tensor, keep: Tensor | None) -> Tensor:
+        """Loss times coefficient of every row, (R, m, B); `keep` (R, m) of blended rows."""
+        which = rows + self.to_coefficient if self.runs > 1 else rows
+        factor, y = self.coefficient[which], self.y[rows]
+        loss = self.tasks[0].loss
+        own = factor * loss(scores, y.reshape(-1)).view(rows.shape)
+        if keep is None:
+            return own
+        k = keep.to(own.dtype).unsqueeze(2)
+        other = factor.flip(2) * loss(scores, y.flip(2).reshape(-1)).view(rows.shape)
+        return k * own + (1 - k) * other
 
     def _cropped(self, flat: Tensor, crop: Tensor) -> Tensor:
         return take_cropped(self.x, flat, crop.reshape(-1, 3))

@@ -124,6 +124,13 @@ class Plan(ABC):
         Multiply losses by the weights, or draw rows with probability ∝ weight.
     augment : {"none", "crop-flip"}
         Random crop after padding by an eighth of the width, and a horizontal flip.
+    mixup : float
+        Blend every row of a batch with another of the same client, and their losses likewise;
+        shares are drawn from Beta(mixup, mixup). 0: off. Weights go on acting in a network that
+        would otherwise learn its few heavy rows by heart.
+    average : float
+        Decay a round of an exponential mean of the server's parameters, for example 0.999, which
+        is then the model; shorter at the start. 0: off, the last parameters are the model.
     compression : TopK or QSGD, optional
         Of what clients send.
     seed : int
@@ -135,11 +142,15 @@ class Plan(ABC):
     norm: NormPolicy = "averaged"
     importance: Importance = "loss"
     augment: Augment = "none"
+    mixup: float = 0.0
+    average: float = 0.0
     compression: Compression | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         whole(self, "batch_size")
+        _not_negative(self, "mixup")
+        _not_negative(self, "average", below=1)
         whole(self, "seed", least=0)
         one_of(self, "norm", POLICIES)
         one_of(self, "importance", ("loss", "sampling"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from fedshift.federation.client import Broadcast, Client, Memory, Reply, momentu
 from fedshift.federation.engine import Engine, Log
 from fedshift.federation.optimise import step
 from fedshift.federation.plan import FedAvg
-from fedshift.federation.task import Batch, State
+from fedshift.federation.task import Batch, State, follow
 from fedshift.learn.norm import mixed, pooled
 
 #: entries of a state with a row for every client
@@ -49,6 +51,7 @@ class Reference(Engine):
             replies = [self._client(k).reply(number, told) for k in who]
             losses = [r.losses for r in replies]
             self._aggregate(who, replies)
+        follow(t, plan.average)
         self._state.round = number + 1
         return losses
 
@@ -86,11 +89,7 @@ class Reference(Engine):
         task = self.task
         batches = [task.batches(k, number)[0] for k in who]
         factors = task.share[who] * task.scale * len(who)  # the loss divides by all rows
-        joint = Batch(
-            torch.cat([b.x for b in batches]),
-            torch.cat([b.y for b in batches]),
-            torch.cat([b.coefficient * f for b, f in zip(batches, factors, strict=True)]),
-        )
+        joint = _joined(batches, factors)
         client = self._client(who[0])
         _, grad, _, seen = client.differentiate(joint, told.params, None)
         assert seen is not None
@@ -109,9 +108,22 @@ class Reference(Engine):
                 task.model, task.layout.views(params), (joint.x,)
             ).split([len(b.y) for b in batches])
         return [
-            [float((b.coefficient * task.loss(s, b.y)).mean())]
-            for s, b in zip(scores, batches, strict=True)
+            [float(b.weighted(task.loss, s).mean())] for s, b in zip(scores, batches, strict=True)
         ]
+
+
+def _joined(batches: list[Batch], factors: Sequence[float]) -> Batch:
+    """All rows in one batch, each client's coefficients times its factor."""
+    pairs = list(zip(batches, factors, strict=True))
+    ys = [b.other_y for b in batches if b.other_y is not None]
+    cs = [b.other_coefficient * f for b, f in pairs if b.other_coefficient is not None]
+    return Batch(
+        torch.cat([b.x for b in batches]),
+        torch.cat([b.y for b in batches]),
+        torch.cat([b.coefficient * f for b, f in pairs]),
+        torch.cat(ys) if ys else None,
+        torch.cat(cs) if cs else None,
+    )
 
 
 def sum_of(factors: np.ndarray[tuple[int], np.dtype[np.float64]], parts: list[Tensor]) -> Tensor:

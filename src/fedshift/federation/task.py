@@ -23,7 +23,7 @@ from fedshift.federation.compress import sent_bytes
 from fedshift.federation.layout import Layout
 from fedshift.federation.optimise import memory
 from fedshift.federation.plan import FedAvg, Plan, TopK
-from fedshift.learn.augment import crops, take_cropped
+from fedshift.learn.augment import blend, crops, shares, take_cropped
 from fedshift.learn.norm import convert, norm_layers, pooled, restore
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -39,6 +39,8 @@ def squared(scores: Tensor, y: Tensor) -> Tensor:
     return (scores.reshape(len(y)) - y).square() / 2
 
 
+#: entries of a state that make the model
+AVERAGED = ("params", "stats", "local")
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "squared": squared}
 
 
@@ -54,7 +56,8 @@ class State:
         "params" (P,) shared parameters; "stats" (2, S) running means and variances, or
         (K, 2, S) where they stay local; "local" (K, L) local scales; "m", "v", "t" and
         "local_m", … what optimisers remember; "c" (P,), "ck" (K, P) control variates;
-        "error" (K, P) error feedback.
+        "error" (K, P) error feedback; "mean_params", "mean_stats", "mean_local" their means
+        over rounds, "mean_t" how many.
     """
 
     round: int
@@ -67,11 +70,27 @@ class State:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one client for one step."""
+    """Rows of one client for one step.
+
+    Attributes
+    ----------
+    x, y, coefficient : Tensor (n, …), (n,), (n,)
+    other_y, other_coefficient : Tensor (n,), optional
+        Of the rows these were blended with; coefficients then hold the shares too.
+    """
 
     x: Tensor
     y: Tensor
     coefficient: Tensor
+    other_y: Tensor | None = None
+    other_coefficient: Tensor | None = None
+
+    def weighted(self, loss: Loss, scores: Tensor) -> Tensor:
+        """Loss times coefficient of every row, (n,)."""
+        out = self.coefficient * loss(scores, self.y)
+        if self.other_y is None or self.other_coefficient is None:
+            return out
+        return out + self.other_coefficient * loss(scores, self.other_y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,6 +293,17 @@ class Task:
         at = number * (steps * size) + np.arange(steps * size).reshape(steps, size)
         return crops(draw.words(self._crop_keys[who][..., None, None], at), self.x.shape[-1])
 
+    def round_shares(self, who: npt.NDArray[np.int64], first: int) -> Float64Array:
+        """What blended rows keep of themselves, (rounds, m, steps); clients as `round_crops`."""
+        steps = self.plan.n_steps
+        number = np.arange(first, first + len(who)).reshape(-1, 1, 1)
+        random = draw.uniform(self._mixup_keys[who][..., None], number * steps + np.arange(steps))
+        return shares(random, self.plan.mixup)
+
+    @cached_property
+    def _mixup_keys(self) -> npt.NDArray[np.uint64]:
+        return np.array([draw.key(self.plan.seed, "mixup", name) for name in self.names])
+
     @cached_property
     def _crop_keys(self) -> npt.NDArray[np.uint64]:
         return np.array([draw.key(self.plan.seed, "crop", name) for name in self.names])
@@ -297,10 +327,14 @@ class Task:
         crop = None
         if self.plan.augment == "crop-flip":
             crop = torch.as_tensor(self.batch_crops(client, number), device=self.x.device)
-        return [
+        whole = [
             Batch(self.take(r, None if crop is None else crop[s]), self.y[r], self.coefficient[r])
             for s, r in enumerate(rows)
         ]
+        if not self.plan.mixup:
+            return whole
+        keep = self.round_shares(np.array([[client]]), number)[0, 0]
+        return [_blended(b, float(k)) for b, k in zip(whole, keep, strict=True)]
 
     def begin(self) -> State:
         """The state before the first round."""
@@ -326,6 +360,9 @@ class Task:
             out |= {"c": torch.zeros_like(params), "ck": params.new_zeros(k, len(params))}
         if isinstance(plan.compression, TopK):
             out["error"] = params.new_zeros(k, len(params))
+        if plan.average:
+            out |= {f"mean_{n}": out[n].clone() for n in AVERAGED if n in out}
+            out["mean_t"] = torch.zeros((), dtype=params.dtype)
         return State(0, out)
 
     def bytes_down(self) -> int:
@@ -359,6 +396,7 @@ class Task:
             raise InputError(f"client must be {nearest(client, self.names)}")
         model = copy.deepcopy(self.model).cpu()
         t = state.tensors
+        t = {**t, **{n: t[f"mean_{n}"] for n in AVERAGED if f"mean_{n}" in t}}
         named = self.layout.views(t["params"])
         k = None if client is None else self.names.index(client)
         if "local" in t:
@@ -379,6 +417,33 @@ class Task:
                     layer.running_mean.copy_(means[name])
                     layer.running_var.copy_(variances[name])
         return (restore(model) if plain else model).eval()
+
+
+def _blended(batch: Batch, keep: float) -> Batch:
+    share = torch.full((1,), keep, dtype=batch.x.dtype, device=batch.x.device)
+    return Batch(
+        blend(batch.x.unsqueeze(0), share)[0],
+        batch.y,
+        share * batch.coefficient,
+        batch.y.flip(0),
+        (1 - share) * batch.coefficient.flip(0),
+    )
+
+
+def follow(tensors: Mapping[str, Tensor], decay: float) -> None:
+    """Move the means over rounds, if there are any, towards where the run stands, in place.
+
+    The decay of round t is min(decay, t / (t + 9)), so that the start is soon forgotten.
+    """
+    if "mean_t" not in tensors:
+        return
+    t = tensors["mean_t"].add_(1)
+    new = 1 - (t / (t + 9)).clamp(max=decay)
+    for name in AVERAGED:
+        if f"mean_{name}" in tensors:
+            mean = tensors[f"mean_{name}"]
+            share = new.view(*new.shape, *[1] * (mean.ndim - new.ndim))
+            mean.add_(share * (tensors[name] - mean))
 
 
 def _checked(weights: Mapping[str, Any], client: str, n: int) -> Float64Array:

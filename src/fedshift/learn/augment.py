@@ -1,12 +1,14 @@
-"""Random crop and flip, drawn by the caller and done where the images lie."""
+"""Random crops, flips and blends, drawn by the caller and done where the rows lie."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.special import betaincinv
 from torch import Tensor
 
+from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError
 
 
@@ -52,3 +54,18 @@ def take_cropped(images: Tensor, rows: Tensor, crop: Tensor) -> Tensor:
         right.clamp(0, w - 1).unsqueeze(1),
     ]
     return (out * inside.unsqueeze(3)).movedim(3, 1)
+
+
+def shares(random: Float64Array, mixup: float) -> Float64Array:
+    """What a row keeps of itself when it is blended, in [½, 1], from numbers in [0, 1).
+
+    A share and one minus it are the same pair of rows in another order, so the larger is taken.
+    """
+    drawn = betaincinv(mixup, mixup, random)
+    return np.asarray(np.maximum(drawn, 1.0 - drawn))
+
+
+def blend(rows: Tensor, keep: Tensor) -> Tensor:
+    """Every row of a batch (n, B, …) with the row as far from the other end; `keep` is (n,)."""
+    k = keep.to(rows.dtype).view(-1, *[1] * (rows.ndim - 1))
+    return k * rows + (1 - k) * rows.flip(1)
