@@ -272,7 +272,7 @@ def helpful_weights(problem: OneHot) -> HelpfulWeights:
     a, b = rho**2 * problem.theta**2, problem.noise * mu
     above = a * (mu + rho) ** 2 - (a + b) * rho**2
     below = b * (mu + rho) ** 2 - (a + b) * mu**2
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         other = np.where(below > 0, np.maximum(0.0, above / below), np.inf)
         best = rho * problem.theta**2 / np.float64(problem.noise)
     any_weight = (mu == 0) | (a + b == 0)  # no row, or nothing to learn and no noise

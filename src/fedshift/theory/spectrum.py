@@ -233,8 +233,5 @@ def _eigenvalues(
 ) -> tuple[Float64Array, Float64Array]:
     """Both spectra, largest training eigenvalue first; rounding below zero is cut."""
     values, basis = np.linalg.eigh(train)
-    if pair == "rank":
-        other = np.linalg.eigvalsh(test)
-    else:
-        other = np.sum(basis * (test @ basis), axis=0)
-    return values[::-1].clip(min=0.0), other[::-1].clip(min=0.0)
+    along = np.linalg.eigvalsh(test) if pair == "rank" else np.sum(basis * (test @ basis), axis=0)
+    return values[::-1].clip(min=0.0), along[::-1].clip(min=0.0)
