@@ -402,6 +402,14 @@ def test_the_printed_union_is_never_smaller(clients: list) -> None:
     assert union.printed_total >= union.total * (1 - 1e-12)
 
 
+def test_sizes_may_come_from_numpy() -> None:
+    losses = loss_constants("lsif", low=0.5, high=2.0, c=0.3)
+    good = {"losses": losses, "train_complexity": 0.1, "test_complexity": [0.1, 0.1], "n_train": 9}
+    plain = ratio_error_bound(**good, n_test=7)
+    assert ratio_error_bound(**good, n_test=np.int64(7)) == plain
+    assert ratio_error_bound(**good, n_test=np.array([7, 7])) == plain
+
+
 def test_bad_input_is_named() -> None:
     losses = loss_constants("lsif", low=0.5, high=2.0, c=0.3)
     good = {

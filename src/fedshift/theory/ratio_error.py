@@ -161,8 +161,10 @@ def ratio_error_bound(
     Examples
     --------
     >>> losses = loss_constants("lsif", low=0.5, high=4.0, c=0.25)
-    >>> ratio_error_bound(losses=losses, train_complexity=0.01, test_complexity=[0.01, 0.01],
-    ...             n_train=10**6, n_test=10**6)
+    >>> ratio_error_bound(
+    ...     losses=losses, train_complexity=0.01, test_complexity=[0.01, 0.01],
+    ...     n_train=10**6, n_test=10**6,
+    ... )
     RatioError(0.7 = train_term 0.32, test_term 0.3, deviation 0.0795, bias 1.8e-46, bound_term 0)
     """
     r_test = vector(test_complexity, "test_complexity", least=0.0)
@@ -336,7 +338,7 @@ class AllClients:
 
 
 def _sizes(n_test: int | Sequence[int], clients: int) -> tuple[int, ...]:
-    each = [n_test] * clients if isinstance(n_test, int) else list(n_test)
+    each = list(n_test) if isinstance(n_test, Sequence | np.ndarray) else [n_test] * clients
     if len(each) != clients:
         raise InputError(
             f"n_test must be one number, or one for each of {clients} laws; got {len(each)}"
