@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import InputError
-from fedshift.theory import eigenvalue_check
+from fedshift.theory import OneHot, eigenvalue_check, eigenvalue_checks, printed_condition
 
 
 def rows(scales: list[float], n: int = 64) -> np.ndarray:
@@ -38,6 +39,89 @@ def test_directions_without_training_mass_do_not_hold() -> None:
     assert found.vanishing.tolist() == [False, True]
     assert found.holds.tolist() == [True, False]
     assert np.isnan(found.ratio[1])
+
+
+def test_why_directions_fail() -> None:
+    found = eigenvalue_check(
+        train=rows([4.0, 3.0, 2.0, 0.0]), test=rows([4.0, 9.0, 0.0, 1.0]), pair="direction"
+    )
+    # eigenvectors are columns of the common basis: test follows the training order 4, 3, 2, 0
+    assert found.reasons == (
+        "",
+        "too much more test variance",
+        "no test variance",
+        "no training variance",
+    )
+    assert found.failing == {
+        "no training variance": (3,),
+        "no test variance": (2,),
+        "too much more test variance": (1,),
+    }
+    assert "holds for 1 of 4 directions; 1: no training variance" in found.status
+    assert found.to_dict()["reason"][1] == "too much more test variance"
+
+
+def test_pairing_by_direction_follows_the_eigenvectors() -> None:
+    """Turn the plane: eigenvalues stay, but each meets the other's direction."""
+    train, test = rows([3.0, 1.0]), rows([1.0, 3.0])
+    by_rank = eigenvalue_check(train=train, test=test)
+    np.testing.assert_allclose(by_rank.ratio, 1.0)
+    along = eigenvalue_check(train=train, test=test, pair="direction")
+    np.testing.assert_allclose(along.ratio, [1 / 3, 3.0])
+    assert along.holds.tolist() == [True, False]
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(2, 2)))[0]
+    turned = eigenvalue_check(train=train @ turn, test=test @ turn, pair="direction")
+    np.testing.assert_allclose(turned.ratio, along.ratio)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_condition_is_that_some_weight_meets_the_printed_one(seed: int) -> None:
+    """One-hot rows: try weights from nothing to the limit of the printed condition."""
+    rng = np.random.default_rng(seed)
+    # equal eigenvalues would have no directions of their own
+    train, test = rng.choice(np.arange(1, 30), 4, replace=False), rng.integers(1, 30, size=4)
+    p, q = train / train.sum(), test / test.sum()
+    order = np.argsort(-p, kind="stable")
+    found = eigenvalue_check(
+        train=np.repeat(np.eye(4), train, axis=0),
+        test=np.repeat(np.eye(4), test, axis=0),
+        ridge=5.0,
+        pair="direction",
+    )
+    met = np.zeros(4, dtype=bool)
+    for w in np.linspace(0.0, 3.0, 3001):
+        met |= printed_condition(
+            OneHot.of(train=p, test=q, counts=train, theta=1.0, noise=1.0, ridge=5.0, weight=w)
+        ).holds
+    np.testing.assert_array_equal(found.holds, met[order])
+
+
+def test_every_client_of_a_federation() -> None:
+    x = rows([2.0, 1.0])
+    fed = Federation(
+        [
+            ClientData("same", x, np.zeros(64, dtype=int), x),
+            ClientData("moved", x, np.zeros(64, dtype=int), rows([2.0, 3.0])),
+        ]
+    )
+    found = eigenvalue_checks(train=fed.train, test=fed.test, pair="direction")
+    assert len(found) == 2
+    assert found["same"].n_holding == 2
+    assert found["moved"].failing == {"too much more test variance": (1,)}
+    assert (found.n_holding, found.n, found.worst) == (3, 4, "moved")
+    assert "3 of 4 directions of 2 clients; fewest for 'moved': 1 of 2" in repr(found)
+    assert found.to_records()[1] == {
+        "client": "moved",
+        "directions": 2,
+        "holding": 1,
+        "no training variance": 0,
+        "no test variance": 0,
+        "too much more test variance": 1,
+    }
+    with pytest.raises(InputError, match="same clients, at least one; got a and b"):
+        eigenvalue_checks(train={"a": x}, test={"b": x})
+    with pytest.raises(InputError, match="pair must be"):
+        eigenvalue_check(train=x, test=x, pair="size")  # type: ignore[arg-type]
 
 
 def test_images_are_flattened_and_bad_input_is_named() -> None:

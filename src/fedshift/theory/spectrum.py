@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedshift.core.samples import Float64Array, Rows, as_rows
 from fedshift.errors import InputError
+
+#: why the condition does not hold in a direction
+REASONS = ("no training variance", "no test variance", "too much more test variance")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,21 +46,108 @@ class Spectrum:
         """Directions in which the condition holds."""
         return int(self.holds.sum())
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """One of `REASONS` for every direction, or an empty string where the condition holds."""
+        masks = (self.holds, self.vanishing, self.ratio == 0)
+        return tuple(str(w) for w in np.select(masks, ("", *REASONS[:2]), default=REASONS[2]))
+
+    @property
+    def failing(self) -> dict[str, tuple[int, ...]]:
+        """Directions that fail, by reason."""
+        why = np.array(self.reasons)
+        each = {r: tuple(int(i) for i in np.flatnonzero(why == r)) for r in REASONS}
+        return {reason: where for reason, where in each.items() if where}
+
+    @property
+    def status(self) -> str:
+        """One sentence."""
+        whole = f"the condition holds for {self.n_holding} of {len(self.train)} directions"
+        return "; ".join([whole, *(f"{len(i)}: {why}" for why, i in self.failing.items())])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Columns by name; ``pandas.DataFrame(spectrum.to_dict())`` makes a frame of it."""
+        names = ("train", "test", "ratio", "limit", "holds")
+        return {**{name: getattr(self, name) for name in names}, "reason": list(self.reasons)}
+
     def __repr__(self) -> str:
-        d, gone = len(self.train), int(self.vanishing.sum())
+        return f"Spectrum({self.status})"
+
+
+@dataclass(frozen=True, eq=False)
+class Spectra:
+    """The eigenvalue check of every client.
+
+    Attributes
+    ----------
+    clients : mapping of client to Spectrum
+    """
+
+    clients: Mapping[str, Spectrum]
+
+    @property
+    def n_holding(self) -> int:
+        """Directions in which the condition holds, over all clients."""
+        return sum(s.n_holding for s in self.clients.values())
+
+    @property
+    def n(self) -> int:
+        """Directions, over all clients."""
+        return sum(len(s.train) for s in self.clients.values())
+
+    @property
+    def worst(self) -> str:
+        """The client with the smallest share of directions in which it holds."""
+        return min(self.clients, key=lambda k: float(self.clients[k].holds.mean()))
+
+    @property
+    def status(self) -> str:
+        """One sentence."""
+        low = self.clients[self.worst]
         return (
-            f"Spectrum(the condition holds for {self.n_holding} of {d} directions; {gone} vanish)"
+            f"the condition holds for {self.n_holding} of {self.n} directions of "
+            f"{len(self.clients)} clients; fewest for {self.worst!r}: {low.n_holding} of "
+            f"{len(low.train)}"
         )
 
+    def to_records(self) -> list[dict[str, Any]]:
+        """One dict a client, ready for JSON: how many directions hold, and fail for what reason."""
+        return [
+            {
+                "client": name,
+                "directions": len(s.train),
+                "holding": s.n_holding,
+                **{reason: len(s.failing.get(reason, ())) for reason in REASONS},
+            }
+            for name, s in self.clients.items()
+        ]
 
-def eigenvalue_check(*, train: Rows, test: Rows, ridge: float = 1.0) -> Spectrum:
+    def __len__(self) -> int:
+        """Number of clients."""
+        return len(self.clients)
+
+    def __getitem__(self, client: str) -> Spectrum:
+        """A client's spectrum."""
+        return self.clients[client]
+
+    def __repr__(self) -> str:
+        return f"Spectra({self.status})"
+
+
+Pairing = Literal["rank", "direction"]
+
+
+def eigenvalue_check(
+    *, train: Rows, test: Rows, ridge: float = 1.0, pair: Pairing = "rank"
+) -> Spectrum:
     r"""Compare the spectra of training and test rows (remark 1 after the paper's theorem 2).
 
     .. math:: \sqrt{λ'_i / λ_i} \in \Big(0, \tfrac{1 + \sqrt{1 + 4 ξ_i}}{2}\Big),
               \qquad ξ_i = \frac{λ}{λ + μ_i}
 
     It is the condition under which *some* weight meets the printed bound of the theorem. It says
-    nothing about which weight, and the printed bound itself is not sufficient.
+    nothing about which weight (the density ratio meets it in no problem in all directions), and
+    the printed bound itself is not sufficient: see `fedshift.theory.printed_condition`.
 
     Parameters
     ----------
@@ -63,28 +155,83 @@ def eigenvalue_check(*, train: Rows, test: Rows, ridge: float = 1.0) -> Spectrum
         Flattened; not centred.
     ridge : float
         λ of ridge regression.
+    pair : {"rank", "direction"}
+        "rank" compares the i-th largest eigenvalues, as the paper's figures do, though they may
+        belong to different directions. "direction" compares λ_i with the test rows' second moment
+        along the same eigenvector, v_iᵀ E[x xᵀ] v_i, which is what the one-hot case has.
 
     Examples
     --------
     >>> x = np.random.default_rng(0).normal(size=(500, 3))
     >>> eigenvalue_check(train=x, test=0.5 * x)
-    Spectrum(the condition holds for 3 of 3 directions; 0 vanish)
+    Spectrum(the condition holds for 3 of 3 directions)
     """
     if not 0 < ridge < np.inf:
         raise InputError(f"ridge must be a positive number; got {ridge!r}")
-    sides = []
-    for name, rows in (("train", train), ("test", test)):
-        x = as_rows(rows, name=name)
-        sides.append(x.reshape(len(x), -1).astype(np.float64, copy=False))
-    if sides[0].shape[1] != sides[1].shape[1]:
-        raise InputError(
-            f"train and test must have as many columns; got {sides[0].shape[1]} and "
-            f"{sides[1].shape[1]}"
-        )
-    own, other = (np.linalg.eigvalsh(x.T @ x / len(x))[::-1].clip(min=0.0) for x in sides)
-    vanishing = own <= own[0] * len(own) * np.finfo(np.float64).eps
+    if pair not in ("rank", "direction"):
+        raise InputError(f"pair must be 'rank' or 'direction'; got {pair!r}")
+    n, moments = _second_moments(train, test)
+    own, other = _eigenvalues(*moments, pair=pair)
+    tiny = len(own) * np.finfo(np.float64).eps
+    vanishing = own <= own[0] * tiny
+    other = np.where(other <= other.max() * tiny, 0.0, other)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(vanishing, np.nan, np.sqrt(other / own))
-    limit = (1.0 + np.sqrt(1.0 + 4.0 * ridge / (ridge + len(sides[0]) * own))) / 2.0
+    limit = (1.0 + np.sqrt(1.0 + 4.0 * ridge / (ridge + n * own))) / 2.0
     holds = np.nan_to_num(ratio, nan=np.inf) < limit
     return Spectrum(own, other, ratio, limit, holds & (ratio > 0), vanishing)
+
+
+def eigenvalue_checks(
+    *,
+    train: Mapping[str, Rows],
+    test: Mapping[str, Rows],
+    ridge: float = 1.0,
+    pair: Pairing = "rank",
+) -> Spectra:
+    """`eigenvalue_check` of every client, its training rows against its own test rows.
+
+    Parameters
+    ----------
+    train, test : mapping of client to rows
+        ``federation.train`` and ``federation.test``.
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(0).normal(size=(500, 2))
+    >>> eigenvalue_checks(train={"a": x, "b": x}, test={"a": x, "b": x * [0.5, 9.0]})
+    Spectra(the condition holds for 3 of 4 directions of 2 clients; fewest for 'b': 1 of 2)
+    """
+    if not train or set(train) != set(test):
+        raise InputError(
+            "train and test must have the same clients, at least one; got "
+            f"{', '.join(map(str, train)) or 'none'} and {', '.join(map(str, test)) or 'none'}"
+        )
+    return Spectra(
+        {
+            name: eigenvalue_check(train=rows, test=test[name], ridge=ridge, pair=pair)
+            for name, rows in train.items()
+        }
+    )
+
+
+def _second_moments(train: Rows, test: Rows) -> tuple[int, tuple[Float64Array, Float64Array]]:
+    """Number of training rows; E[x xᵀ] of both sides."""
+    x, z = (
+        rows.reshape(len(rows), -1).astype(np.float64, copy=False)
+        for rows in (as_rows(train, name="train"), as_rows(test, name="test"))
+    )
+    if x.shape[1] != z.shape[1]:
+        raise InputError(
+            f"train and test must have as many columns; got {x.shape[1]} and {z.shape[1]}"
+        )
+    return len(x), (x.T @ x / len(x), z.T @ z / len(z))
+
+
+def _eigenvalues(
+    train: Float64Array, test: Float64Array, *, pair: Pairing
+) -> tuple[Float64Array, Float64Array]:
+    """Both spectra, largest training eigenvalue first; rounding below zero is cut."""
+    values, basis = np.linalg.eigh(train)
+    along = np.linalg.eigvalsh(test) if pair == "rank" else np.sum(basis * (test @ basis), axis=0)
+    return values[::-1].clip(min=0.0), along[::-1].clip(min=0.0)

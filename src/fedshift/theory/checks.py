@@ -1,0 +1,75 @@
+"""Checks of what formulas are given: numbers and short vectors."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+import numpy as np
+import numpy.typing as npt
+
+from fedshift.core.samples import Float64Array
+from fedshift.errors import InputError
+
+
+def number(
+    value: float,
+    name: str,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> float:
+    """A finite number in [least, ∞) ∩ (above, below)."""
+    good = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (good and math.isfinite(value) and value >= least and above < value < below):
+        raise InputError(f"{name} must be a number{_range(least, above, below)}; got {value!r}")
+    return float(value)
+
+
+def count(value: int, name: str) -> int:
+    """A whole number of at least one."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InputError(f"{name} must be a whole number of at least 1; got {value!r}")
+    return int(value)
+
+
+def vector(
+    values: npt.ArrayLike,
+    name: str,
+    *,
+    length: int | None = None,
+    least: float = -math.inf,
+    above: float = -math.inf,
+) -> Float64Array:
+    """Finite numbers (d,), each in [least, ∞) ∩ (above, ∞); a single one fills `length`."""
+    try:
+        v = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must hold numbers; got {values!r}") from None
+    if v.ndim == 0 and length is not None:
+        v = np.full(length, v)
+    if v.ndim != 1 or not len(v) or (length is not None and len(v) != length):
+        raise InputError(f"{name} must be numbers of shape ({length or 'd'},); got {v.shape}")
+    bad = ~(np.isfinite(v) & (v >= least) & (v > above))
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise InputError(f"{name} must be{_range(least, above)}; got {v[i]} in place {i}")
+    return v
+
+
+def law(values: npt.ArrayLike, name: str, *, length: int | None = None) -> Float64Array:
+    """Probabilities (d,) that sum to one."""
+    p = vector(values, name, length=length, least=0.0)
+    if not math.isclose(float(p.sum()), 1.0, abs_tol=1e-9):
+        raise InputError(f"{name} must sum to one; got {p.sum():.6g}; divide it by its sum")
+    return p
+
+
+def _range(least: float, above: float, below: float = math.inf) -> str:
+    words = [
+        f" {word} {limit:g}"
+        for word, limit in (("of at least", least), ("above", above), ("below", below))
+        if math.isfinite(limit)
+    ]
+    return " and".join(words) or " that is finite"
