@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands)
     _add_compare(commands)
+    _add_pack(commands)
     _add_list(commands)
     _add_demo(commands)
     _add_doctor(commands)
@@ -77,7 +78,11 @@ def _add_compare(commands: Commands) -> None:
         "over clients and seeds with its 95 % interval, worst and best client. Runs nothing.",
     )
     sub.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, at any level"
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUNS",
+        help="folders of runs, at any level, or files of 'fedshift pack'",
     )
     sub.add_argument(
         "--published", action="store_true", help="beside the recipe's published numbers"
@@ -96,6 +101,20 @@ def _add_compare(commands: Commands) -> None:
     )
     sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: the screen")
     sub.set_defaults(command=_compare)
+
+
+def _add_pack(commands: Commands) -> None:
+    sub = commands.add_parser(
+        "pack",
+        help="finished runs in one small file that 'compare' reads",
+        description="Keeps of every finished run its recipe, environment, result and history, a "
+        "line of JSON each; models and checkpoints stay where they are.",
+    )
+    sub.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, or such files"
+    )
+    sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.jsonl")
+    sub.set_defaults(command=_pack)
 
 
 def _add_list(commands: Commands) -> None:
@@ -207,6 +226,19 @@ def _compare(given: argparse.Namespace) -> int:
         show(sheets, Console())
     else:
         print(render(sheets, format), end="")
+    return 0
+
+
+def _pack(given: argparse.Namespace) -> int:
+    from fedshift.experiments.archive import SUFFIX, write
+    from fedshift.experiments.compare import find
+
+    if given.output.suffix != SUFFIX:
+        raise InputError(f"--output must end in {SUFFIX}; got {given.output}")
+    runs, unfinished = find(given.runs)
+    write(given.output, runs)
+    late = f"; not finished, so left out: {len(unfinished)}" if unfinished else ""
+    print(f"wrote {len(runs)} runs to {given.output}{late}")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,45 +13,14 @@ from typing import Any
 import numpy as np
 
 from fedshift.errors import InputError
+from fedshift.experiments.archive import SUFFIX, Run, read
 from fedshift.experiments.recipe import SECTIONS, Published, Recipe, recipes
-from fedshift.experiments.records import read_history, read_json
+from fedshift.experiments.records import read_json
 from fedshift.experiments.runner import mean_interval
 from fedshift.report.comparison import Sheet
 
 #: how many published standard deviations below still count as reached
 SDS = 2
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run, read from its folder."""
-
-    folder: Path
-    result: Mapping[str, Any]
-
-    @property
-    def method(self) -> str:
-        """Name of the method."""
-        return str(self.result["method"])
-
-    @property
-    def values(self) -> dict[str, float]:
-        """The main figure by client."""
-        return {c["client"]: c[self.result["figure"]] for c in self.result["clients"]}
-
-    @cached_property
-    def recipe(self) -> Recipe | None:
-        """What was asked for; None if the file is gone or cannot be read."""
-        try:
-            return Recipe.load(self.folder / "recipe.toml")
-        except InputError:
-            return None
-
-    @cached_property
-    def curve(self) -> dict[int, float]:
-        """Mean test accuracy by iteration, where it was recorded."""
-        lines = read_history(self.folder)
-        return {x["round"]: x["test_accuracy"] for x in lines if x.get("test_accuracy") is not None}
 
 
 @dataclass(frozen=True)
@@ -103,15 +72,19 @@ class Row:
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """By published cell: "mean", and "worst" and "best" where they are published."""
+        """By published cell: "mean", and "worst", "best" and clients where they are published."""
         told = self.published
         if told is None:
             return {}
         cells = {"mean": (self.ours[0], told.mean, told.sd or 0.0)}
+        if told.iterate == "best" and self.best_iterate is not None:
+            cells["best iterate"] = (self.best_iterate[0], told.mean, told.sd or 0.0)
         if told.worst is not None:
             cells["worst"] = (self.worst, told.worst, 0.0)
         if told.best is not None:
             cells["best"] = (self.best, told.best, 0.0)
+        means = {client: mean for client, (mean, _, _) in self.dots.items()}
+        cells |= {c: (means[c], *cell) for c, cell in told.clients.items() if c in means}
         return {name: verdict(*cell, figure=self.figure) for name, cell in cells.items()}
 
     @property
@@ -228,12 +201,14 @@ class Comparison:
         if self.published:
             notes.append(
                 f"verdict: reached if ours is at least published − {SDS} sd (sd 0 where none is "
-                "published); else by how much it misses the published number"
+                "published), to the printed digits; else by how much it misses the published number"
             )
             by_source: dict[str, list[str]] = {}
             for method, told in self.published.items():
-                if told.source:
-                    by_source.setdefault(told.source, []).append(method)
+                words = ["best iterate by test accuracy"] if told.iterate == "best" else []
+                source = ", ".join([*words, *([told.source] if told.source else [])])
+                if source:
+                    by_source.setdefault(source, []).append(method)
             notes += [f"published for {', '.join(m)}: {s}" for s, m in by_source.items()]
         return (*notes, *([self.ordering] if self.ordering else []), *self.remarks)
 
@@ -242,19 +217,27 @@ class Comparison:
 
 
 def verdict(ours: float, published: float, sd: float = 0.0, *, figure: str = "accuracy") -> str:
-    """Whether a published number is reached: ours ≥ published − 2 sd.
+    """Whether a published number is reached: ours ≥ published − 2 sd, to the printed digits.
+
+    A printed .82 stands for all numbers that round to it.
 
     Examples
     --------
-    >>> verdict(0.8025, 0.8245, 0.011), verdict(0.748, 0.76)
-    ('reached', 'below by .012')
+    >>> verdict(0.8025, 0.8245, 0.011), verdict(0.748, 0.76), verdict(0.816, 0.82)
+    ('reached', 'below by .012', 'reached')
     """
     missing = published - ours if figure == "accuracy" else ours - published
-    if missing <= SDS * sd + 1e-9:  # rounding must not decide
+    if missing <= SDS * sd + _half_digit(published) + 1e-9:  # rounding must not decide
         return "reached"
     word = "below" if figure == "accuracy" else "above"
     amount = f"{missing:.3f}".removeprefix("0") if missing >= 5e-4 else "less than .001"
     return f"{word} by {amount}"
+
+
+def _half_digit(number: float) -> float:
+    """Half a unit of the last digit of a number as it is written."""
+    exponent = Decimal(repr(float(number))).as_tuple().exponent
+    return 0.5 * 10.0 ** int(exponent) if number else 0.0
 
 
 def ordering(
@@ -299,12 +282,12 @@ def compare(
     published: bool = False,
     known: Iterable[Recipe] = (),
 ) -> list[Comparison]:
-    """Compare all finished runs below folders, recipe by recipe.
+    """Compare all finished runs below folders or in archives, recipe by recipe.
 
     Parameters
     ----------
     folders : sequence of path
-        Of one run, of a method, of a recipe, or any above.
+        Of one run, of a method, of a recipe, or any above; or files of `fedshift pack`.
     published : bool
         Beside what others report: from the recipe as it comes with fedshift, or as the runs
         have kept it.
@@ -317,7 +300,7 @@ def compare(
         If a folder is not there, nothing below is finished, or two runs are of the same method
         and seed.
     """
-    runs, unfinished = _find([Path(f) for f in folders])
+    runs, unfinished = find(folders)
     by_name = {r.name: r for r in known}
     shipped = recipes()
     out = []
@@ -333,44 +316,57 @@ def compare(
     return out
 
 
-def _find(folders: Sequence[Path]) -> tuple[list[Run], list[tuple[str, str]]]:
-    """Finished runs, and the recipe and words for those that are not."""
-    runs: dict[Path, Run] = {}
+def find(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Run], list[tuple[str, str]]]:
+    """Finished runs below folders and in archives, and the recipe and words for unfinished ones.
+
+    Raises
+    ------
+    InputError
+        If a place is neither, nothing is finished, or two runs are of the same method and seed.
+    """
+    runs: dict[str, Run] = {}
     unfinished: dict[Path, tuple[str, str]] = {}
-    no_labels = 0
-    for folder in folders:
-        if not folder.is_dir():
-            raise InputError(f"runs must be a folder that 'fedshift run' wrote; got {folder}")
-        for path in sorted(folder.rglob("recipe.toml")):
-            if read_json(path.parent / "result.json") is None:
-                late = Run(path.parent, {}).recipe
-                if late is not None and len(late.methods) == len(late.seeds) == 1:
-                    said = f"{late.methods[0].name} seed {late.seeds[0]}"
-                    unfinished[path.resolve()] = late.name, said
-        for path in sorted(folder.rglob("result.json")):
-            result = read_json(path)
-            if result is None or "fingerprint" not in result:
-                continue
-            no_labels += not result["clients"]
-            if result["clients"]:
-                runs.setdefault(path.resolve(), Run(path.parent, result))
-    if not runs:
-        where = ", ".join(map(str, folders))
-        why = f"{len(unfinished)} not finished, {no_labels} without test labels"
+    for place in map(Path, places):
+        if place.is_dir():
+            _find_in(place, runs, unfinished)
+        elif place.is_file() and place.suffix == SUFFIX:
+            runs |= {run.place: run for run in read(place)}
+        else:
+            raise InputError(
+                f"runs must be a folder that 'fedshift run' wrote, or a {SUFFIX} file that "
+                f"'fedshift pack' wrote; got {place}"
+            )
+    scored = [r for r in runs.values() if r.result["clients"]]
+    if not scored:
+        where = ", ".join(map(str, places))
+        why = f"{len(unfinished)} not finished, {len(runs)} without test labels"
         raise InputError(
             f"there must be a finished run to compare; got none below {where} ({why}); "
             "'fedshift run RECIPE' makes and finishes them"
         )
-    seen: dict[tuple[str, str, int], Path] = {}
-    for run in runs.values():
-        key = run.result["recipe"], run.method, run.result["seed"]
-        if key in seen:
+    seen: dict[tuple[str, str, int], str] = {}
+    for run in scored:
+        if run.key in seen:
+            recipe, method, seed = run.key
             raise InputError(
-                f"each method and seed of a recipe must be there once; got {key[0]} {key[1]} seed "
-                f"{key[2]} in {seen[key]} and {run.folder}; compare these folders one by one"
+                f"each method and seed of a recipe must be there once; got {recipe} {method} seed "
+                f"{seed} in {seen[run.key]} and {run.place}; compare these one by one"
             )
-        seen[key] = run.folder
-    return list(runs.values()), list(unfinished.values())
+        seen[run.key] = run.place
+    return scored, list(unfinished.values())
+
+
+def _find_in(folder: Path, runs: dict[str, Run], unfinished: dict[Path, tuple[str, str]]) -> None:
+    for path in sorted(folder.rglob("recipe.toml")):
+        if read_json(path.parent / "result.json") is None:
+            late = Run.of_folder(path.parent, {}).recipe
+            if late is not None and len(late.methods) == len(late.seeds) == 1:
+                said = f"{late.methods[0].name} seed {late.seeds[0]}"
+                unfinished[path.resolve()] = late.name, said
+    for path in sorted(folder.rglob("result.json")):
+        result = read_json(path)
+        if result is not None and "fingerprint" in result:
+            runs.setdefault(str(path.resolve()), Run.of_folder(path.parent, result))
 
 
 def _comparison(
@@ -438,8 +434,8 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 def _machines(runs: Sequence[Run]) -> list[str]:
     found: dict[str, None] = {}
     for run in runs:
-        told = read_json(run.folder / "environment.json")
-        if told is not None:
+        told = run.environment
+        if told:
             device = told.get("device")
             name = told.get("cpu") if device == "cpu" else device
             found[f"{name} (fedshift {told.get('fedshift')})"] = None
@@ -470,4 +466,11 @@ def _spread(value: tuple[float, float | None], show: Any) -> str:
 def _said(verdicts: Mapping[str, str]) -> str:
     if len(verdicts) < 2:
         return verdicts.get("mean", "")
-    return "; ".join(f"{cell} {said}" for cell, said in verdicts.items())
+    own = ("mean", "best iterate", "worst", "best")
+    said = [f"{cell} {verdicts[cell]}" for cell in own if cell in verdicts]
+    clients = {c: v for c, v in verdicts.items() if c not in own}
+    if clients:
+        missed = [f"{c} {v}" for c, v in clients.items() if v != "reached"]
+        count = f"{len(clients) - len(missed)} of {len(clients)} clients reached"
+        said.append(count + (f" ({', '.join(missed)})" if missed else ""))
+    return "; ".join(said)

@@ -43,12 +43,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from fedshift.core.files import write_text
-from fedshift.core.params import nearest
+from fedshift.core.params import nearest, one_of
 from fedshift.core.weights import Weighting
 from fedshift.errors import InputError
 from fedshift.experiments.shifts import Data
@@ -178,19 +178,27 @@ class Published:
         Standard deviation over their runs.
     worst, best : float, optional
         Of the worst and the best client.
+    clients : mapping of client to (mean, sd)
+    iterate : {"last", "best"}
+        Which iterate it is of: the last, or the best by test accuracy.
     source : str
-        Where it stands, or how it was chosen.
+        Where it stands.
     """
 
     mean: float
     sd: float | None = None
     worst: float | None = None
     best: float | None = None
+    clients: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    iterate: Literal["last", "best"] = "last"
     source: str = ""
 
     def __post_init__(self) -> None:
-        numbers = (self.mean, self.sd, self.worst, self.best)
-        if any(v is not None and not math.isfinite(v) for v in numbers) or (self.sd or 0) < 0:
+        one_of(self, "iterate", ("last", "best"))
+        numbers = [self.mean, self.sd, self.worst, self.best]
+        numbers += [v for pair in self.clients.values() for v in pair]
+        sds = [self.sd or 0.0, *(sd for _, sd in self.clients.values())]
+        if any(v is not None and not math.isfinite(v) for v in numbers) or min(sds) < 0:
             raise InputError(f"published numbers must be finite, and sd ≥ 0; got {self!r}")
 
 
