@@ -42,7 +42,9 @@ def _add_run(commands: Commands) -> None:
         "kept in OUT/RECIPE/METHOD/seed-N; the same command goes on after a kill.",
     )
     sub.add_argument(
-        "recipe", metavar="RECIPE", help="a name from 'fedshift list', or a .toml file"
+        "recipe",
+        metavar="RECIPE",
+        help="a name from 'fedshift list', a .toml file, or paper/all for all that begin so",
     )
     sub.add_argument("--seeds", metavar="0:5", help="seeds instead of the recipe's: 3, 0:5 or 0,2")
     sub.add_argument(
@@ -168,8 +170,7 @@ def _run(given: argparse.Namespace) -> int:
     twice = sorted({m for m in given.method if given.method.count(m) > 1})
     if twice:
         given.wrong(f"argument --method: each must be named once; got {', '.join(twice)} again")
-    from fedshift.experiments.recipe import Recipe, seeds
-    from fedshift.experiments.runner import describe, run
+    from fedshift.experiments.recipe import seeds
     from fedshift.workflow import check_device
 
     chosen: tuple[int, ...] = ()
@@ -177,32 +178,66 @@ def _run(given: argparse.Namespace) -> int:
         chosen = chosen if given.seeds is None else seeds(given.seeds)
     except InputError as error:
         given.wrong(f"argument --seeds: {error}")
-    recipe = Recipe.load(given.recipe)
-    changes = [*given.changes]
     if given.device is not None:
         check_device(given.device)
-        changes.append(f'train.device="{given.device}"')
-    if changes:
-        recipe = recipe.changed(changes)
+        given.changes.append(f'train.device="{given.device}"')
+    failed = []
+    names = _named(given.recipe)
+    for name in names:
+        try:
+            _run_one(given, name, chosen)
+        except KeyboardInterrupt:
+            print(
+                "fedshift: interrupted; the same command goes on from the last checkpoint",
+                file=sys.stderr,
+            )
+            return 130
+        except FedshiftError as error:
+            if len(names) == 1:
+                raise
+            failed.append(name)
+            print(f"fedshift: {name}: {error}", file=sys.stderr)
+    if failed:
+        raise FedshiftError(f"{len(failed)} of {len(names)} recipes failed: {', '.join(failed)}")
+    return 0
+
+
+def _named(name: str) -> list[str]:
+    """One recipe, or all whose names begin as NAME/all does."""
+    from fedshift.experiments.recipe import recipes
+
+    room, slash, last = name.rpartition("/")
+    every = [n for n in recipes() if n.startswith(f"{room}/")] if slash and last == "all" else []
+    return every or [name]
+
+
+def _run_one(given: argparse.Namespace, name: str, seeds: tuple[int, ...]) -> None:
+    from rich.console import Console
+
+    from fedshift.experiments.runner import describe, run
+    from fedshift.experiments.study import StudyRecipe, load_any
+    from fedshift.report.comparison import show
+
+    recipe = load_any(name)
+    if isinstance(recipe, StudyRecipe):
+        if given.dry_run:
+            print(f"{name}: {recipe.title} ({recipe.study})")
+        else:
+            show([recipe.run(given.out, data_dir=given.data_dir)], Console())
+        return
+    if given.changes:
+        recipe = recipe.changed(given.changes)
     if given.dry_run:
-        describe(recipe, given.out, methods=given.method, seeds=chosen, data_dir=given.data_dir)
-        return 0
-    try:
+        describe(recipe, given.out, methods=given.method, seeds=seeds, data_dir=given.data_dir)
+    else:
         run(
             recipe,
             given.out,
             methods=given.method,
-            seeds=chosen,
+            seeds=seeds,
             data_dir=given.data_dir,
             fresh=given.fresh,
         )
-    except KeyboardInterrupt:
-        print(
-            "fedshift: interrupted; the same command goes on from the last checkpoint",
-            file=sys.stderr,
-        )
-        return 130
-    return 0
 
 
 def _compare(given: argparse.Namespace) -> int:
@@ -211,11 +246,18 @@ def _compare(given: argparse.Namespace) -> int:
     from fedshift.core.files import write_text
     from fedshift.experiments.compare import compare
     from fedshift.experiments.recipe import Recipe
+    from fedshift.experiments.study import studies_in
     from fedshift.report.comparison import render, show
 
     known = [Recipe.load(name) for name in given.recipe]
-    found = compare(given.runs, published=given.published or bool(known), known=known)
-    sheets = [comparison.sheet() for comparison in found]
+    sheets = [sheet for place in given.runs for sheet in studies_in(place)]
+    try:
+        found = compare(given.runs, published=given.published or bool(known), known=known)
+    except InputError:
+        if not sheets:
+            raise
+        found = []  # studies only
+    sheets = [comparison.sheet() for comparison in found] + sheets
     path: Path | None = given.output
     ends = {".md": "markdown", ".html": "html", ".htm": "html"}
     format = given.format or ends.get("" if path is None else path.suffix.lower(), "text")
@@ -246,16 +288,17 @@ def _list(given: argparse.Namespace) -> int:
     from fedshift.data.sources import NAMES, available
     from fedshift.experiments.recipe import Recipe, recipes
     from fedshift.experiments.shifts import SHIFTS
+    from fedshift.experiments.study import load_any
     from fedshift.federation.weigh import ESTIMATORS
     from fedshift.learn.models import MODELS
     from fedshift.learn.objective import Objective
 
     here = {name: available(name, given.data_dir) for name in NAMES}
-    known = {name: Recipe.load(name) for name in recipes()}
+    known = {name: load_any(name) for name in recipes()}
     width = max(map(len, known))
     print("recipes (fedshift run NAME)")
     for name, recipe in known.items():
-        source = recipe.data.source
+        source = recipe.data.source if isinstance(recipe, Recipe) else recipe.study.source
         missing = "" if source is None or here[source] else f" (needs {source}, not here)"
         print(f"  {name:{width}}  {recipe.title}{missing}")
     print("data sets")

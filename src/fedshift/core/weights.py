@@ -296,3 +296,34 @@ def _warn(weights: Weights, n: int) -> None:
             ClippedWeights,
             stacklevel=3,
         )
+
+
+def calibration(
+    weight: Float64Array, exact: Float64Array, groups: int = 10
+) -> list[dict[str, float]]:
+    """How estimated weights compare with exact log ratios, in groups of rows of like weight.
+
+    Parameters
+    ----------
+    weight, exact : (n,)
+        Weights and true log ratios of the same rows; rows where one is 0 are left out.
+    groups : int
+        At most so many; rows of equal weight stay together.
+
+    Returns
+    -------
+    list of dict
+        "estimated", the log of the mean weight, "exact", the log of the mean true ratio, "n".
+    """
+    there = (weight > 0) & np.isfinite(exact)
+    w, r = weight[there], np.exp(exact[there])
+    if not len(w):
+        return []
+    edges = np.unique(np.quantile(w, np.linspace(0, 1, groups + 1)[1:-1], method="lower"))
+    group = np.searchsorted(edges, w, side="left")
+    out = []
+    for g in np.unique(group):
+        own = group == g
+        means = float(np.log(w[own].mean())), float(np.log(r[own].mean()))
+        out.append({"estimated": means[0], "exact": means[1], "n": int(own.sum())})
+    return out

@@ -101,6 +101,14 @@ class Row:
         return out
 
     @property
+    def calibration(self) -> tuple[list[float], list[float]] | None:
+        """Estimated and exact log ratios of groups of rows; None where none were recorded."""
+        groups = [g for r in self.runs for g in r.result.get("calibration") or ()]
+        if not groups:
+            return None
+        return [g["estimated"] for g in groups], [g["exact"] for g in groups]
+
+    @property
     def curves(self) -> tuple[list[int], list[float], list[float], list[float]] | None:
         """Iterations that all seeds recorded, with mean, lowest and highest test accuracy."""
         common = set.intersection(*(set(r.curve) for r in self.runs))
@@ -161,6 +169,9 @@ class Comparison:
             figure=self.figure,
             dots={row.method: row.dots for row in self.rows},
             curves={name: c for name, c in curves.items() if c is not None},
+            curves_note=f"Test {self.figure} over the iterations, mean over clients: mean over "
+            "seeds, and from the lowest to the highest seed.",
+            calibration={row.method: c for row in self.rows if (c := row.calibration)},
             dots_note="95 % t interval over seeds, of a single seed over test rows"
             if several
             else "95 % interval over test rows",

@@ -165,13 +165,21 @@ class Record:
                     if name != "round" and value is not None:
                         self._board.add_scalar(name, value, line["round"])
 
-    def finish(self, outcome: Outcome, *, notes: Sequence[str] = ()) -> dict[str, Any]:
+    def finish(
+        self,
+        outcome: Outcome,
+        *,
+        notes: Sequence[str] = (),
+        calibration: Sequence[Mapping[str, Any]] = (),
+    ) -> dict[str, Any]:
         """Write the model, the history and, last, the result; checkpoints are then removed.
 
         Parameters
         ----------
         notes : sequence of str
             Warnings that came up.
+        calibration : sequence of mapping
+            Estimated beside exact ratios (`fedshift.core.weights.calibration`).
         """
         _save_model(outcome, self.folder / "model.safetensors")
         write_history(self.folder, outcome.history)
@@ -192,6 +200,7 @@ class Record:
             "interval": None if scores is None else list(scores.interval),
             "clients": [] if scores is None else scores.to_records(),
             "weights": {n: _weights(w) for n, w in (outcome.weights or {}).items()},
+            "calibration": list(calibration),
             "ledger": outcome.ledger.to_records(),
             "notes": list(notes),
         }

@@ -25,13 +25,15 @@ from rich.progress import (
 from rich.table import Table
 from scipy import stats
 
+from fedshift.core.weights import calibration
 from fedshift.data.federation import Federation
 from fedshift.data.sources import Images, available
 from fedshift.errors import FedshiftWarning, InputError, TrainingDiverged
 from fedshift.experiments.recipe import Recipe
 from fedshift.experiments.records import Record, summarise
 from fedshift.experiments.shifts import Data
-from fedshift.workflow import check_device
+from fedshift.learn.objective import Objective
+from fedshift.workflow import Outcome, Settings, check_device
 from fedshift.workflow import run as run_workflow
 
 #: most clients a table shows
@@ -202,7 +204,25 @@ def _run_one(record: Record, shelf: _Shelf, bars: _Bars) -> dict[str, Any]:
             notes[f"{w.category.__name__}: {w.message}"] = None
         else:
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
-    return record.finish(outcome, notes=list(notes))
+    return record.finish(
+        outcome, notes=list(notes), calibration=_calibration(outcome, federation, settings)
+    )
+
+
+def _calibration(
+    outcome: Outcome, federation: Federation, settings: Settings
+) -> list[dict[str, float]]:
+    """Estimated weights beside exact ratios, where there are both."""
+    if outcome.weights is None or federation.truth is None or settings.ratio == "exact":
+        return []
+    goals = Objective.of(settings.objective).goals(federation)
+    pairs = [
+        (outcome.weights[name].values, federation.exact_log_ratio(name, goal))
+        for name, goal in goals.items()
+        if goal is not None
+    ]
+    weight, exact = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    return calibration(weight, exact)
 
 
 class _Bars:

@@ -45,7 +45,7 @@ def words(name: np.uint64 | Words, *counters: int | Index) -> Words:
     return out
 
 
-def uniform(name: np.uint64, *counters: int | Index) -> Float64Array:
+def uniform(name: np.uint64 | Words, *counters: int | Index) -> Float64Array:
     """Numbers in [0, 1), as `words`."""
     return np.asarray((words(name, *counters) >> np.uint64(11)) * 2.0**-53)
 

@@ -83,7 +83,8 @@ class Drawn:
 
     def step(self, s: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Rows, crops and shares of one step of one round."""
-        return self.rows[:, :, s], *(t if t is None else t[:, :, s] for t in self.parts[2:])
+        crops, keep = (t if t is None else t[:, :, s] for t in self.parts[2:])
+        return self.rows[:, :, s], crops, keep
 
 
 class Runs:
@@ -411,7 +412,7 @@ class Runs:
         flat = rows.reshape(-1)
         images = self.x[flat] if crop is None else self._cropped(flat, crop)
         if keep is not None:
-            batches = images.unflatten(0, (-1, rows.shape[2]))
+            batches = images.view(-1, rows.shape[2], *images.shape[1:])
             images = blend(batches, keep.reshape(-1)).flatten(0, 1)
         if images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -112,7 +112,7 @@ class Reference(Engine):
         ]
 
 
-def _joined(batches: list[Batch], factors: Sequence[float]) -> Batch:
+def _joined(batches: list[Batch], factors: Iterable[float]) -> Batch:
     """All rows in one batch, each client's coefficients times its factor."""
     pairs = list(zip(batches, factors, strict=True))
     ys = [b.other_y for b in batches if b.other_y is not None]

@@ -247,7 +247,7 @@ class Task:
     def participants(self, number: int) -> npt.NDArray[np.int64]:
         """Positions of the clients of a round."""
         if isinstance(self.plan.participation, int):
-            return self._lottery.draw(number, 1)[0]
+            return np.asarray(self._lottery.draw(number, 1)[0])
         if self._fixed:
             return np.sort(np.array([self.names.index(n) for n in self._fixed]))
         return np.arange(len(self.names))
@@ -284,7 +284,7 @@ class Task:
 
     def batch_crops(self, client: int, number: int) -> npt.NDArray[np.int8]:
         """Crops of these rows, (steps, B, 3)."""
-        return self.round_crops(np.array([[client]]), number)[0, 0]
+        return np.asarray(self.round_crops(np.array([[client]]), number)[0, 0])
 
     def round_crops(self, who: npt.NDArray[np.int64], first: int) -> npt.NDArray[np.int8]:
         """Crops of the clients (rounds, m) of rounds `first` and on, (rounds, m, steps, B, 3)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape as escape_markup
@@ -16,7 +16,7 @@ from rich.table import Table
 from fedshift.errors import FedshiftError
 
 if TYPE_CHECKING:  # figures needs matplotlib, which text and Markdown do not
-    from fedshift.report.figures import Curves, Dots
+    from fedshift.report.figures import Calibrated, Curves, Dots
 
 FORMATS = ("text", "markdown", "html")
 #: how wide text is where there is no screen to ask
@@ -38,8 +38,12 @@ class Sheet:
         What is plotted: "accuracy" or "mse".
     dots, curves : mapping
         See `fedshift.report.figures.dots_svg` and `curves_svg`; nothing is drawn of empty ones.
-    dots_note : str
-        What the intervals of the dots are.
+    dots_note, curves_note : str
+        What the intervals of the dots are; what the curves show.
+    curves_over : str
+        What runs along the curves.
+    calibration : mapping of method to (estimated, exact)
+        Mean log ratios of groups of training rows.
     """
 
     title: str
@@ -50,6 +54,19 @@ class Sheet:
     dots: Dots = field(default_factory=dict)
     curves: Curves = field(default_factory=dict)
     dots_note: str = ""
+    curves_note: str = ""
+    curves_over: str = "iteration"
+    calibration: Calibrated = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def of_dict(cls, told: Mapping[str, Any]) -> Sheet:
+        """From what `to_dict` gave, after JSON."""
+        words = {k: tuple(told[k]) for k in ("header", "notes")}
+        return cls(**{**told, **words, "rows": tuple(map(tuple, told["rows"]))})
 
 
 def render(sheets: Sequence[Sheet], format: str = "text") -> str:
@@ -147,10 +164,10 @@ def _section(sheet: Sheet, prefix: str) -> str:
 
 def _plots(sheet: Sheet, prefix: str) -> Mapping[str, str]:
     """Drawings by what is said under them."""
-    if not (sheet.dots or sheet.curves):
+    if not (sheet.dots or sheet.curves or sheet.calibration):
         return {}
     try:
-        from fedshift.report.figures import curves_svg, dots_svg
+        from fedshift.report.figures import calibration_svg, curves_svg, dots_svg
     except ImportError:
         raise FedshiftError(
             "a page with plots needs matplotlib; install fedshift[report], or take --format "
@@ -161,11 +178,15 @@ def _plots(sheet: Sheet, prefix: str) -> Mapping[str, str]:
         said = f"{figure.capitalize()} of each client; {sheet.dots_note}."
         out[said] = dots_svg(sheet.dots, figure=figure, prefix=f"{prefix}d")
     if sheet.curves:
-        said = (
-            f"Test {figure} over the iterations, mean over clients: mean over seeds, and from "
-            "the lowest to the highest seed."
+        out[sheet.curves_note] = curves_svg(
+            sheet.curves, figure=figure, over=sheet.curves_over, prefix=f"{prefix}c"
         )
-        out[said] = curves_svg(sheet.curves, figure=f"test {figure}", prefix=f"{prefix}c")
+    if sheet.calibration:
+        said = (
+            "Estimated against exact log ratios, means of groups of training rows of like "
+            "estimate, all clients and seeds; on the line where the estimate is right."
+        )
+        out[said] = calibration_svg(sheet.calibration, prefix=f"{prefix}k")
     return out
 
 

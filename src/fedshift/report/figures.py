@@ -101,6 +101,8 @@ def client_accuracy(scores: Mapping[str, Evaluation], path: Path) -> Path:
 Dots = Mapping[str, Mapping[str, tuple[float, float, float]]]
 #: method: iterations, mean, lowest and highest
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]]
+#: method: estimated and exact log ratios
+Calibrated = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
 def dots_svg(dots: Dots, *, figure: str, prefix: str) -> str:
@@ -138,14 +140,38 @@ def dots_svg(dots: Dots, *, figure: str, prefix: str) -> str:
     return _svg(drawing, prefix)
 
 
-def curves_svg(curves: Curves, *, figure: str, prefix: str) -> str:
-    """A figure over the iterations: the mean of seeds, and from the lowest to the highest.
+def calibration_svg(groups: Calibrated, *, prefix: str) -> str:
+    """Estimated against exact log ratios, a colour and a shape for each method.
 
     Parameters
     ----------
-    curves : mapping of method to (iterations, mean, lowest, highest)
+    groups : mapping of method to (estimated, exact)
+        Means of groups of rows.
+    prefix : str
+        As for `dots_svg`.
+    """
+    drawing, axis = _drawing(width=6.5)
+    every = [v for pair in groups.values() for side in pair for v in side]
+    axis.plot([min(every), max(every)], [min(every), max(every)], color="0.6", lw=1, zorder=0)
+    for k, (name, (estimated, exact)) in enumerate(groups.items()):
+        colour, mark = COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]
+        axis.scatter(exact, estimated, s=18, alpha=0.7, color=colour, marker=mark, label=name)
+    axis.set_xlabel("exact log ratio")
+    axis.set_ylabel("estimated log ratio")
+    _legend(axis)
+    return _svg(drawing, prefix)
+
+
+def curves_svg(curves: Curves, *, figure: str, prefix: str, over: str = "iteration") -> str:
+    """Curves with their range: the mean of seeds, and from the lowest to the highest.
+
+    Parameters
+    ----------
+    curves : mapping of method to (positions, mean, lowest, highest)
     figure, prefix : str
         As for `dots_svg`.
+    over : str
+        What the positions are.
     """
     drawing, axis = _drawing(width=8.0)
     for k, (name, (at, mean, low, high)) in enumerate(curves.items()):
@@ -153,7 +179,7 @@ def curves_svg(curves: Curves, *, figure: str, prefix: str) -> str:
         axis.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
         often = max(1, len(at) // 8)
         axis.plot(at, mean, color=colour, marker=mark, markevery=often, ms=4, lw=1.4, label=name)
-    axis.set_xlabel("iteration")
+    axis.set_xlabel(over)
     axis.set_ylabel(figure)
     _legend(axis)
     return _svg(drawing, prefix)
