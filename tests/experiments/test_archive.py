@@ -111,7 +111,7 @@ def test_the_ledger_is_summed_over_clients(runs: Path, packed: Path) -> None:
 
 
 def test_figures_keep_six_digits_and_whole_numbers_all() -> None:
-    result = {k: None for k in NEEDED} | {"ledger": [], "mean": 1 / 3, "rounds": 123456789}
+    result = dict.fromkeys(NEEDED) | {"ledger": [], "mean": 1 / 3, "rounds": 123456789}
     told = Run("x", result | {"deep": [{"a": (2 / 3, 1e-9 / 7)}], "yes": True}).to_record()
     assert told["result"]["mean"] == 0.333333
     assert told["result"]["rounds"] == 123456789
@@ -199,10 +199,10 @@ def test_lines_that_are_something_else(packed: Path, line: str, said: str) -> No
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read runs from .*none.jsonl"):
+    with pytest.raises(InputError, match=r"cannot read runs from .*none.jsonl"):
         read(tmp_path / "none.jsonl")
     (tmp_path / "odd.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="cannot read runs from .*odd.jsonl"):
+    with pytest.raises(InputError, match=r"cannot read runs from .*odd.jsonl"):
         read(tmp_path / "odd.jsonl")
 
 

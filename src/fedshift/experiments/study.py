@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.params import nearest, one_of, whole
+from fedshift.core.params import nearest, one_of, positive, whole
 from fedshift.core.samples import FloatArray
 from fedshift.data.sources import NAMES, Images, load
 from fedshift.errors import ConstantColumns, InputError
@@ -145,7 +145,7 @@ def _part(
     """Rows of every class in proportion to a law, as many as the smallest class allows."""
     each = np.floor(np.bincount(y).min() * law / law.max() + 1e-9).astype(int)
     chosen = [rng.permutation(np.flatnonzero(y == c))[:m] for c, m in enumerate(each)]
-    return x[np.concatenate(chosen)].reshape(each.sum(), -1).astype(np.float32)
+    return np.asarray(x[np.concatenate(chosen)].reshape(each.sum(), -1), dtype=np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,9 @@ class Eigenvalues(Study):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._data  # noqa: B018  checks
+        positive(self, "ridge")
+        whole(self, "seed", least=0)
+        _ = self._data  # checks
 
     @property
     def _data(self) -> Data:
@@ -242,10 +244,15 @@ class Traffic(Study):
     def __post_init__(self) -> None:
         if len(self.published) != 2:
             raise InputError(f"published must be two texts; got {list(self.published)}")
+        _ = self._cost  # checks
+
+    @property
+    def _cost(self) -> Communication:
+        return Communication(**fields_of(self, skip=("published",)))
 
     def sheet(self, title: str, *, data_dir: str | os.PathLike[str] | None) -> Sheet:
         """Bytes of one client, by what they are for."""
-        cost = Communication(**fields_of(self, skip=("published",)))
+        cost = self._cost
         rows = (
             ("samples for ratios", self.published[0], f"{cost.shared_bytes / 1e6:.2f} MB"),
             ("gradients of training", self.published[1], f"{cost.training_bytes / 1e12:.2f} TB"),
