@@ -57,7 +57,7 @@ def take_cropped(images: Tensor, rows: Tensor, crop: Tensor) -> Tensor:
 
 
 def shares(random: Float64Array, mixup: float) -> Float64Array:
-    """What a row keeps of itself when it is blended, in [½, 1], from numbers in [0, 1).
+    """What a row keeps of itself when it is blended, in [½, 1], from multiples of 2⁻⁵³ in [0, 1).
 
     A share and one minus it are the same pair of rows in another order, so the larger is taken.
     """
