@@ -24,7 +24,7 @@ from fedshift.data.tables.parts import Part, absent, assembled, with_points
 from fedshift.data.tables.read import read_table
 from fedshift.data.tables.roles import Source
 from fedshift.data.tables.schema import Feature, Schema
-from fedshift.data.tables.values import quoted, rows
+from fedshift.data.tables.values import count_rows, quoted
 from fedshift.errors import InputError
 
 #: standardised values end here, so that no float32 model meets an infinity
@@ -200,6 +200,7 @@ class Encoder:
         return assembled([Piece(site, "deploy", known, np.arange(len(known)))], self.schema, notes)
 
     def numbers(self, part: Part, site: str, notes: list[str]) -> Float64Array:
+        """The columns (n, d) of typed rows; what is worth telling is added to the notes."""
         blocks = []
         for code in self.codes:
             values = part.columns[code.feature]
@@ -262,7 +263,7 @@ def _strange(code: Code, values: npt.NDArray[Any], feature: Feature, site: str) 
         fill, what = "zeros", "counted as rare" if code.other else "encoded as zeros"
         if new:
             out.append(
-                f"{where}{rows(new.total())} with a value that no training row has "
+                f"{where}{count_rows(new.total())} with a value that no training row has "
                 f"({quoted(new, 3)}); {what}."
             )
     else:
@@ -271,9 +272,11 @@ def _strange(code: Code, values: npt.NDArray[Any], feature: Feature, site: str) 
             far = int((np.abs(values - code.mean) > REACH * code.sd).sum()) if code.sd else 0
         if far:
             out.append(
-                f"{where}{rows(far)} more than {REACH:.0f} deviations from the mean of training; "
-                "cut there."
+                f"{where}{count_rows(far)} more than {REACH:.0f} deviations from the mean of "
+                "training; cut there."
             )
     if gone and not code.missing and len(code.names()):
-        out.append(f"{where}{rows(gone)} without a value, and no column tells; filled with {fill}.")
+        out.append(
+            f"{where}{count_rows(gone)} without a value, and no column tells; filled with {fill}."
+        )
     return out

@@ -15,7 +15,7 @@ from fedshift.data.tables.cells import Cells, Table
 from fedshift.data.tables.deal import Piece
 from fedshift.data.tables.labels import Target
 from fedshift.data.tables.schema import Feature, Schema
-from fedshift.data.tables.values import comma_style, listed, number, quoted, rows, with_point
+from fedshift.data.tables.values import comma_style, count_rows, listed, number, quoted, with_point
 from fedshift.errors import InputError
 
 
@@ -91,8 +91,8 @@ def assembled(
             strange.update(target.strange(cells.counts()))
     if strange:
         notes.append(
-            f"Site {pieces[0].site!r}: {rows(strange.total(), 'deployment')} with a label that no "
-            f"training row has ({quoted(strange)}); kept without a label."
+            f"Site {pieces[0].site!r}: {count_rows(strange.total(), 'deployment')} with a label "
+            f"that no training row has ({quoted(strange)}); kept without a label."
         )
     weights = _weights(pieces, schema.settings.weights) if trained else None
     return Part(columns, np.concatenate(labels) if n else np.empty(0), weights)
@@ -112,8 +112,8 @@ def _values(feature: Feature, pieces: Sequence[Piece], notes: list[str]) -> npt.
             first = int(p.rows[np.argmax(np.isin(cells.codes, codes))])
             notes.append(
                 f"Site {p.site!r}, column {feature.name!r}: {odd.total()} of "
-                f"{rows(len(p), 'training' if p.part == 'train' else 'deployment')} with no usable "
-                f"{'date' if feature.kind == 'date' else 'number'} ({quoted(odd, 3)}, first in "
+                f"{count_rows(len(p), 'training' if p.part == 'train' else 'deployment')} with no "
+                f"usable {'date' if feature.kind == 'date' else 'number'} ({quoted(odd, 3)}, first in "
                 f"{p.table.at(first)}); taken as missing."
             )
     return np.concatenate(out)

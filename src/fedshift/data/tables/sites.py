@@ -23,7 +23,7 @@ from fedshift.data.tables.read import read_table
 from fedshift.data.tables.roles import Roles, Source, roles_of
 from fedshift.data.tables.schema import Feature, Schema
 from fedshift.data.tables.settings import TableSettings
-from fedshift.data.tables.values import listed, missing, rows
+from fedshift.data.tables.values import count_rows, listed, missing
 from fedshift.errors import InputError
 
 if TYPE_CHECKING:
@@ -229,9 +229,8 @@ def _labelled(pieces: Sequence[Piece], target: Target, notes: list[str]) -> list
                 f"{target.name!r}; fill it in or take the site out"
             )
         if gone[site]:
-            notes.append(
-                f"Site {site!r}: {rows(gone[site], 'training')} without a usable label left out."
-            )
+            lost = count_rows(gone[site], "training")
+            notes.append(f"Site {site!r}: {lost} without a usable label left out.")
     return out
 
 

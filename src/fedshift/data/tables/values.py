@@ -175,12 +175,12 @@ def quoted(words: Iterable[object], most: int = 5) -> str:
     return listed((repr(_short(str(w))) for w in words), most)
 
 
-def rows(count: int, kind: str = "") -> str:
+def count_rows(count: int, kind: str = "") -> str:
     """A number of rows in words.
 
     Examples
     --------
-    >>> rows(1), rows(3, "training")
+    >>> count_rows(1), count_rows(3, "training")
     ('1 row', '3 training rows')
     """
     return f"{count} {kind}{' ' * bool(kind)}row{'s' * (count != 1)}"
