@@ -13,7 +13,7 @@ from fedshift.data.tables.cells import Cells, Index, Table
 from fedshift.data.tables.find import PARTS, Part
 from fedshift.data.tables.roles import Roles, Source
 from fedshift.data.tables.settings import TableSettings
-from fedshift.data.tables.values import listed, missing, one_spelling, plain
+from fedshift.data.tables.values import count_rows, listed, missing, one_spelling, plain
 from fedshift.errors import InputError
 
 
@@ -63,8 +63,9 @@ def deal(
         train, deploy = sites[site]
         if not train:
             raise InputError(
-                f"site {site!r} must have training rows; got {sum(map(len, deploy))} deployment "
-                "rows only; add a train file or take the site out"
+                f"site {site!r} must have training rows; got "
+                f"{count_rows(sum(map(len, deploy)), 'deployment')} only; add a train file or take "
+                "the site out"
             )
         if not deploy:
             train, deploy = _shared_out(site, train, settings)

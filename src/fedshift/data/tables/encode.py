@@ -77,8 +77,8 @@ def encode(sites: Sites, *, indicators: bool = True) -> Encoded:
 
     A numeric value becomes (v − mean) / sd with mean and deviation over the training rows of all
     sites, cut at ±1000. A missing one becomes 0, the mean; a column "… missing" beside it (where
-    a training row of some site lacks the value) lets the model choose another. A categorical
-    value becomes a column for every word that enough training rows have; rarer and unseen words
+    enough training rows lack the value) lets the model choose another. A categorical value becomes
+    a column for every word that enough training rows have (`rare_below`); rarer and unseen words
     share one. Columns that say nothing in training are left out.
 
     Parameters
@@ -130,7 +130,7 @@ def _encoder(
     codes: list[Code] = []
     notes: list[str] = []
     for f in schema.features:
-        lacks = indicators and total.present[f.name] < total.rows
+        lacks = indicators and total.rows - total.present[f.name] >= rare_below(total.rows)
         if f.kind == "categorical":
             code = _words(f.name, total, lacks, notes)
         else:
@@ -168,7 +168,7 @@ def _words(name: str, total: Told, lacks: bool, notes: list[str]) -> Code:
 
 
 def rare_below(rows: int) -> int:
-    """Training rows a word must have for a column of its own: a hundredth, from 2 to 10.
+    """Training rows a word (or a gap) needs for a column of its own: a hundredth, from 2 to 10.
 
     Examples
     --------

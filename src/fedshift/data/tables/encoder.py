@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -155,7 +155,8 @@ class Encoder:
             read. A single file without the site column is one site, called after the file.
         """
         root, schema = Path(path), self.schema
-        layout, folder = find(root, schema.settings), folder_of(root)
+        # patterns were made for the training files
+        layout, folder = find(root, replace(schema.settings, files=())), folder_of(root)
         mine: dict[str, list[Piece]] = {}
         notes = [*layout.notes]
         files = [f for f in layout.files if f.part != "train"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from fedshift.data.tables.values import (
     day,
     grouped,
     number,
+    numbers,
     one_spelling,
     plain,
     quoted,
@@ -33,6 +34,9 @@ MANY = 20
 MOST = 0.9
 #: share of different cells from which a text column names its rows
 UNIQUE = 0.95
+#: numbers that files write for a missing value, and the share of cells that gives them away
+FILLS = frozenset((-1.0, -8.0, -9.0, -99.0, -999.0, -9999.0))
+FREQUENT = 0.02
 _ID = re.compile(r"(.*[ _.-])?(id|idx|index|row|rownum|no|nr|unnamed:? ?\d+)", re.I)
 
 
@@ -59,12 +63,19 @@ class Evidence:
             out.update(counts)
         return out
 
-    def share(self, reads: Callable[[str], object], site: str | None = None) -> float:
-        """Share of cells that can be read in a way; words that may mean missing do not count."""
+    @cached_property
+    def numbers(self) -> dict[str, float]:
+        """Cells that are numbers; NaN are those too large to use."""
+        texts = list(self.total)
+        values, which = numbers(texts)
+        return {t: v for t, v, good in zip(texts, values.tolist(), which, strict=True) if good}
+
+    def share(self, good: Container[str], site: str | None = None) -> float:
+        """Share of good cells; words that may mean missing do not count."""
         counts = self.total if site is None else self.sites[site]
-        firm = {v: n for v, n in counts.items() if v.casefold() not in SOFT}
-        good = sum(n for v, n in firm.items() if reads(v) is not None)
-        return good / sum(firm.values()) if firm else float(site is not None)
+        fine = sum(n for v, n in counts.items() if v in good)
+        firm = sum(n for v, n in counts.items() if v in good or v.casefold() not in SOFT)
+        return fine / firm if firm else float(site is not None)
 
 
 @dataclass
@@ -96,7 +107,7 @@ def decide(evidence: Evidence, settings: TableSettings) -> Decision:
     markers = settings.markers(name)
     numeric = Feature(name=name, kind="numeric", markers=markers)
     if name in settings.numeric:
-        if not evidence.share(number):
+        if not evidence.numbers:
             raise InputError(
                 f"column {name!r} is declared numeric and must hold numbers; got "
                 f"{quoted(total)}; declare it categorical or drop it"
@@ -105,32 +116,30 @@ def decide(evidence: Evidence, settings: TableSettings) -> Decision:
     _check_grouped(evidence)
     if _is_numeric(evidence):
         reason = _row_names(evidence)
-        return Decision(reason=reason) if reason else Decision(numeric)
-    orders = [o for o in ORDERS if evidence.share(lambda v, o=o: day(v, o)) >= MOST]  # type: ignore[misc]
+        return Decision(reason=reason) if reason else Decision(numeric, notes=_fill(evidence))
+    days = {o: {v for v in total if day(v, o) is not None} for o in ORDERS}
+    orders = [o for o in ORDERS if evidence.share(days[o]) >= MOST]
     if orders:
         return _date(evidence, orders, markers)
     return _categorical(evidence, settings)
 
 
 def _is_numeric(evidence: Evidence) -> bool:
-    share = evidence.share(_number_or_truth)
-    values = {number(v) for v in evidence.total} - {None}
-    if share == 1:
-        # true and false alone are words; among 0 and 1 they are these
-        return bool(values) and (evidence.share(number) == 1 or values <= {0.0, 1.0})
-    share, many = evidence.share(number), len(values) > MANY
-    coded = all(evidence.share(number, site) >= 0.5 for site in evidence.sites)
-    return share >= (0.5 if many else MOST) and (many or coded)
-
-
-def _number_or_truth(text: str) -> float | None:
-    value = number(text)
-    return truth(text) if value is None else value
+    numbers, total = evidence.numbers, evidence.total
+    if len(numbers) == len(total):
+        return True
+    truths = {v for v in total if truth(v) is not None}
+    values = set(numbers.values())
+    if truths and values and evidence.share({*numbers, *truths}) == 1:
+        return values <= {0.0, 1.0}  # where some write 0 and 1, true and false are these
+    many = len(values) > MANY
+    coded = many or all(evidence.share(numbers, site) >= 0.5 for site in evidence.sites)
+    return coded and evidence.share(numbers) >= (0.5 if many else MOST)
 
 
 def _check_grouped(evidence: Evidence) -> None:
-    commas = [v for v in evidence.total if grouped(v)]
-    if commas and evidence.share(lambda v: 0 if grouped(v) else number(v)) >= MOST:
+    commas = [v for v in evidence.total if "," in v and grouped(v)]
+    if commas and evidence.share({*commas, *evidence.numbers}) >= MOST:
         raise InputError(
             f"{evidence.at(commas[0])}, column {evidence.name!r}: numbers must have no thousands "
             f"separator; got {commas[0]!r}, which may be read in two ways; write it without the "
@@ -142,10 +151,27 @@ def _row_names(evidence: Evidence) -> str:
     """Why a numeric column is none: by name and values it only counts the rows."""
     counts = evidence.total
     once = all(max(c.values()) == 1 for c in evidence.sites.values() if c)
-    whole = all((number(v) or 0.0) % 1 == 0 for v in counts)
-    if len(counts) > 2 and once and whole and _ID.fullmatch(evidence.name):
+    whole = len(evidence.numbers) == len(counts) and all(
+        v % 1 == 0 for v in evidence.numbers.values()
+    )
+    if _ID.fullmatch(evidence.name) and len(counts) > 2 and once and whole:
         return "by its name and values it only numbers the rows"
     return ""
+
+
+def _fill(evidence: Evidence) -> list[str]:
+    """A word of warning where one negative number among none looks like a mark of missing."""
+    counts: Counter[float] = Counter()
+    for text, value in evidence.numbers.items():
+        counts[value] += evidence.total[text] if value < 0 else 0
+    low = [v for v, n in counts.items() if n]
+    if len(low) != 1 or low[0] not in FILLS or counts[low[0]] < FREQUENT * evidence.total.total():
+        return []
+    share = counts[low[0]] / evidence.total.total()
+    return [
+        f"Column {evidence.name!r} is {low[0]:g} in {share:.0%} of its training rows and negative "
+        f"in no other; if that means missing, say missing={low[0]:g}."
+    ]
 
 
 def _date(evidence: Evidence, orders: list[Order], markers: tuple[str, ...]) -> Decision:
@@ -183,9 +209,8 @@ def _categorical(
         f"Column {name!r}: {old!r} is taken for {new!r}, as no site tells them apart."
         for old, new in made.known.items()
     ]
-    share = evidence.share(number)
-    if not declared and 0 < share < 1:
-        texts = [v for v in total if number(v) is None]
+    texts = [v for v in total if v not in evidence.numbers]
+    if not declared and 0 < len(texts) < len(total):
         notes.append(
             f"Column {name!r} holds numbers and texts ({quoted(texts, 3)}): taken as categories; "
             "declare it numeric to read the texts as missing."

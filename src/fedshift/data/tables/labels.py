@@ -209,8 +209,8 @@ def _classes(
     if settings.task is None and len(keys) > MANY and len(keys) > total.total() / 5:
         raise InputError(
             f"label {name!r} must have few classes; got {len(keys)} different texts in "
-            f"{total.total()} rows ({quoted(keys)}); choose another column with label=, or say "
-            "task=classification"
+            f"{total.total()} rows ({quoted(keys)}); choose another column with label=, or say the "
+            "task"
         )
     notes += [
         f"Label {old!r} is taken for {new!r}, as no file tells them apart."

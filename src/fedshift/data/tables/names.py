@@ -95,8 +95,9 @@ def _column(name: str, known: Sequence[str], key: str) -> str:
     same = [k for k in known if k.casefold() == name.casefold()]
     if name in known or len(same) == 1:
         return name if name in known else same[0]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    fold = {k.casefold(): k for k in known}
+    near = difflib.get_close_matches(name.casefold(), fold, n=1)
+    hint = f"; did you mean {fold[near[0]]!r}?" if near else ""
     raise InputError(
         f"{key} must name columns of the tables ({listed(known, 30)}); got {name!r}{hint}"
     )

@@ -106,14 +106,15 @@ def _values(feature: Feature, pieces: Sequence[Piece], notes: list[str]) -> npt.
             out.append(feature.nothing(len(p)))
             continue
         out.append(feature.values(cells))
-        odd = feature.odd(cells.counts())
+        odd = feature.odd(cells, out[-1])
         if odd:
             codes = [i for i, level in enumerate(cells.levels) if level in odd]
             first = int(p.rows[np.argmax(np.isin(cells.codes, codes))])
+            part = "training" if p.part == "train" else "deployment"
+            what = "date" if feature.kind == "date" else "number"
             notes.append(
                 f"Site {p.site!r}, column {feature.name!r}: {odd.total()} of "
-                f"{count_rows(len(p), 'training' if p.part == 'train' else 'deployment')} with no "
-                f"usable {'date' if feature.kind == 'date' else 'number'} ({quoted(odd, 3)}, first in "
+                f"{count_rows(len(p), part)} with no usable {what} ({quoted(odd, 3)}, first in "
                 f"{p.table.at(first)}); taken as missing."
             )
     return np.concatenate(out)

@@ -101,6 +101,12 @@ def _site(
         notes += [f"Column {c!r} is left out: it is the same in every row of a file." for c in same]
         return None, tuple(same)
     if len(clear) != 1:
+        lacking = next((t for t in tables if len(named) == 1 and named[0] not in t.columns), None)
+        if lacking is not None:
+            raise InputError(
+                f"{lacking.name} must have the site column {named[0]!r}, as {tables[0].name} has; "
+                f"it has {listed(lacking.columns, 30)}"
+            )
         raise InputError(
             f"{tables[0].name} must have a column that tells the site, site=…: "
             + (f"{quoted(clear)} may all be meant" if clear else "no column is clearly it")

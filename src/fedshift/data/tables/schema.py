@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -12,10 +12,11 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.samples import Float64Array
 from fedshift.data.tables.cells import Cells
 from fedshift.data.tables.labels import Target
 from fedshift.data.tables.settings import TableSettings
-from fedshift.data.tables.values import SOFT, Order, day, listed, missing, number, plain, truth
+from fedshift.data.tables.values import SOFT, Order, day, listed, missing, numbers, plain, truth
 from fedshift.errors import InputError
 
 Kind = Literal["numeric", "date", "categorical"]
@@ -58,9 +59,7 @@ class Feature:
             words = np.empty(len(cells.levels), dtype=object)
             words[:] = [self.word(level) for level in cells.levels]
             return np.asarray(words[cells.codes])
-        read = [self.number(level) for level in cells.levels]
-        each = np.array([np.nan if v is None else v for v in read], dtype=np.float64)
-        return np.asarray(each[cells.codes])
+        return np.asarray(self._numbers(cells.levels)[cells.codes])
 
     def nothing(self, n: int) -> npt.NDArray[Any]:
         """A column of n missing values."""
@@ -75,24 +74,34 @@ class Feature:
             return self._known[word]
         return self._folded.get(word.casefold(), word)
 
-    def number(self, text: str) -> float | None:
-        """The number or day a cell spells; NaN if it cannot be used, None if there is none."""
-        if missing(text, self.markers):
-            return None
+    def _numbers(self, levels: Sequence[str]) -> Float64Array:
+        """The number or day each cell spells, or NaN."""
         if self.kind == "date":
-            return day(text, self.order)
-        value = number(text)
-        return truth(text) if value is None else value
+            values = np.array([day(v, self.order) for v in levels], dtype=np.float64)
+        else:
+            values, which = numbers(levels)
+            for i in np.flatnonzero(~which).tolist():
+                values[i] = truth(levels[i])
+        if self.markers:
+            values[[missing(v, self.markers) for v in levels]] = np.nan
+        return values
 
-    def odd(self, counts: Mapping[str, int]) -> Counter[str]:
-        """Cells that hold something, but nothing this column can use, and how often they occur."""
-        out: Counter[str] = Counter()
-        for text, n in counts.items() if self.kind != "categorical" else ():
-            value = self.number(text)
-            empty = missing(text, self.markers) or text.casefold() in SOFT
-            if not empty and (value is None or np.isnan(value)):
-                out[text] = n
-        return out
+    def odd(self, cells: Cells, values: npt.NDArray[Any]) -> Counter[str]:
+        """Cells that hold something, but nothing this column can use, and how often they occur.
+
+        `values` are what `values` made of the cells.
+        """
+        if self.kind == "categorical":
+            return Counter()
+        counts = Counter(cells.codes[np.isnan(values)].tolist())
+        found = Counter({cells.levels[code]: n for code, n in counts.items()})
+        return Counter(
+            {
+                text: n
+                for text, n in found.items()
+                if not missing(text, self.markers) and text.casefold() not in SOFT
+            }
+        )
 
     @cached_property
     def _known(self) -> dict[str, str]:

@@ -119,6 +119,7 @@ class Sites:
     def _assembled(
         cls, sources: Sequence[Source], settings: TableSettings, notes: list[str]
     ) -> Self:
+        sources = sorted(sources, key=lambda s: s.part == "deploy")  # training files give names
         tables, renamed = aligned([s.table for s in sources], bool(settings.names))
         sources = [replace(s, table=t) for s, t in zip(sources, tables, strict=True)]
         settings = resolved(settings, tables)

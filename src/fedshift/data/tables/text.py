@@ -15,7 +15,7 @@ import numpy as np
 
 from fedshift.data.tables.cells import Cells, Codes, Index, Table, check_names, tidy
 from fedshift.data.tables.settings import TableSettings
-from fedshift.data.tables.values import number
+from fedshift.data.tables.values import count_rows, listed, number
 from fedshift.errors import InputError
 
 #: rows turned into cells at a time
@@ -24,6 +24,8 @@ BLOCK = 65_536
 SAMPLE = 50
 #: separators, the likeliest first where several fit
 SEPARATORS = ("\t", ";", "|", ",")
+#: share of rows of one length from which no other separator is looked for
+CLEAR = 0.9
 _SPACES = re.compile(r"[ \t]+")
 _MAGIC = {
     b"PAR1": "a Parquet file; rename it to .parquet",
@@ -71,6 +73,8 @@ def parsed(text: str, settings: TableSettings, name: str, notes: list[str]) -> T
     headed, names = _header(cells, settings, name)
     if not headed and not settings.names:
         notes.append(f"{name} has no header: its columns are called {names[0]!r} and so on.")
+    if headed and settings.names and names != cells[0]:
+        notes.append(f"{name}: its header ({listed(cells[0], 4)}) gives way to the names told.")
     check_names(names, name)
     rows = chain(sample[1:] if headed else sample, reader)
     columns, lines = _columns(rows, names, name)
@@ -79,7 +83,7 @@ def parsed(text: str, settings: TableSettings, name: str, notes: list[str]) -> T
     _check_quotes(columns, text, name)
     if empty:
         notes.append(
-            f"{name}: {len(empty)} rows without any content are left out, the first in line "
+            f"{name}: {count_rows(len(empty))} without content left out, the first in line "
             f"{empty[0]}."
         )
     return Table(name, columns, lines, headed, tuple(notes))
@@ -116,8 +120,8 @@ def _filled(
 def _separator(text: str) -> str:
     """The separator that gives most of the first rows one and the same length, more than one."""
     fit = {s: _evenness(text, s) for s in SEPARATORS}
-    best = max(SEPARATORS, key=lambda s: fit[s])  # the first of equals
-    return best if fit[best] else " " if _evenness(text, " ") else ","
+    best = max(SEPARATORS, key=lambda s: fit[s]) if any(fit.values()) else ","
+    return " " if fit[best] < CLEAR and _evenness(text, " ") > fit[best] else best
 
 
 def _evenness(text: str, separator: str) -> float:
@@ -136,16 +140,17 @@ def _header(sample: list[list[str]], settings: TableSettings, name: str) -> tupl
     if names:
         known = {c.casefold() for c in names}
         same = 2 * sum(c.casefold() in known for c in first) >= len(first)
-        if settings.header or (settings.header is None and same):
+        if same and settings.header is not False:
             return True, first
+        headed = _above_numbers(sample) if settings.header is None else settings.header
         if len(first) == len(names) - 1 and settings.label in names:  # rows to be predicted
             names.remove(settings.label)
         if len(first) != len(names):
             raise InputError(
-                f"{name} has no header and {len(first)} columns; names must tell as many; got "
+                f"{name} has {len(first)} columns; names must tell as many; got "
                 f"{len(settings.names)}"
             )
-        return False, names
+        return headed, names
     if settings.header if settings.header is not None else _is_header(sample):
         return True, [c or f"unnamed {j + 1}" for j, c in enumerate(first)]
     return False, [f"column {j + 1}" for j in range(len(first))]
@@ -154,13 +159,19 @@ def _header(sample: list[list[str]], settings: TableSettings, name: str) -> tupl
 def _is_header(sample: list[list[str]]) -> bool:
     """Names are words (or count the columns), and none is met again below its own column."""
     first, rows = sample[0], sample[1:]
-    counted = ([str(j) for j in range(start, start + len(first))] for start in (0, 1))
-    if len(first) > 1 and first in list(counted):
+    if len(first) > 2 and first == [str(j) for j in range(len(first))]:  # as pandas writes it
         return True
     if any(number(c) is not None or c == "?" for c in first):
         return False
     below = [{row[j] for row in rows if j < len(row)} for j in range(len(first))]
     return not rows or not all(c in seen for c, seen in zip(first, below, strict=True))
+
+
+def _above_numbers(sample: list[list[str]]) -> bool:
+    """Whether the first row has words only, and the next numbers in half of its cells."""
+    first, second = sample[0], sample[1] if len(sample) > 1 else []
+    count = sum(number(c) is not None for c in second)
+    return not any(number(c) is not None for c in first) and 2 * count >= len(first)
 
 
 def _columns(

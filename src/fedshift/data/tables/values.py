@@ -13,6 +13,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from fedshift.core.samples import Float64Array
+
 #: cells that hold nothing, whatever the column (compared without case)
 MISSING = frozenset(
     ("", "?", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "#value!", "#ref!")
@@ -36,6 +41,7 @@ _DATE = re.compile(
     r"(?:[ T]+(\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d+)?))?)?\s*(?:Z|UTC|([+-])(\d{2}):?(\d{2}))?",
     re.ASCII,
 )
+_STARTS = frozenset("0123456789+-.")
 _EPOCH = dt.date(1970, 1, 1).toordinal()
 
 
@@ -53,6 +59,33 @@ def number(text: str) -> float | None:
         value = float(text)
         return value if abs(value) <= TOO_LARGE else math.nan
     return math.nan if _INFINITE.fullmatch(text) else None
+
+
+def numbers(texts: Sequence[str]) -> tuple[Float64Array, npt.NDArray[np.bool_]]:
+    """`number` of many texts at once: values with NaN, and which of the texts are numbers.
+
+    Examples
+    --------
+    >>> values, which = numbers(["1.5", "?", "inf"])
+    >>> values.tolist(), which.tolist()
+    ([1.5, nan, nan], [True, False, True])
+    """
+    joined = "".join(texts)
+    raw: list[float | None]
+    try:
+        if not joined.isascii() or "_" in joined:  # float takes more than a number here
+            raise ValueError
+        raw = [float(t) if t[:1] in _STARTS else None for t in texts]
+    except ValueError:
+        raw = [number(t) for t in texts]
+        which = np.array([v is not None for v in raw], dtype=bool)
+        return np.array(raw, dtype=np.float64), which
+    values = np.array(raw, dtype=np.float64)
+    which = ~np.isnan(values)
+    for i in np.flatnonzero(~which).tolist():
+        which[i] = _INFINITE.fullmatch(texts[i]) is not None
+    with np.errstate(invalid="ignore"):
+        return np.where(np.abs(values) <= TOO_LARGE, values, np.nan), which
 
 
 def day(text: str, order: Order) -> float | None:
@@ -89,12 +122,10 @@ def missing(text: str, markers: Collection[str] = ()) -> bool:
     >>> missing(" NA ".strip()), missing("-9.0", ["-9"]), missing("none")
     (True, True, False)
     """
-    if text.casefold() in MISSING or text in markers:
-        return True
-    if not markers:
-        return False
+    if not markers or text.casefold() in MISSING:
+        return text.casefold() in MISSING
     value = number(text)
-    return value is not None and any(value == number(m) for m in markers)
+    return text in markers or (value is not None and any(value == number(m) for m in markers))
 
 
 def plain(text: str) -> str:
@@ -123,6 +154,9 @@ def comma_style(levels: Iterable[str]) -> Literal["none", "sure", "unsure"]:
     >>> comma_style(["1,5", "2"]), comma_style(["1,234"]), comma_style(["1,5", "2.5"])
     ('sure', 'unsure', 'none')
     """
+    levels = list(levels)
+    if not any("," in v for v in levels):
+        return "none"
     told = [v for v in levels if not missing(v) and v.casefold() not in SOFT]
     commas = [v for v in told if _COMMA.fullmatch(v)]
     numbers = [v for v in told if number(v) is not None]
