@@ -151,6 +151,10 @@ def test_what_is_no_encoder(tmp_path: Path, encoded: Encoded, broken: Any) -> No
     for key in ("kind", "schema", "codes"):
         with pytest.raises(InputError):
             Encoder.from_dict({k: v for k, v in table.items() if k != key})
+    for bad in ("x", float("nan"), None):
+        codes = [{**table["codes"][0], "mean": bad}]
+        with pytest.raises(InputError):
+            Encoder.from_dict({**table, "codes": codes})
     table["codes"][0]["feature"] = "gone"
     with pytest.raises(InputError, match="no feature 'gone'"):
         Encoder.from_dict(table)

@@ -91,6 +91,8 @@ def test_dates_are_days() -> None:
     assert made.train["s0"].columns["c"].tolist() == [1.0, 2.0]
     np.testing.assert_array_equal(made.train["s1"].columns["c"], [0.5, np.nan])
     assert "Column 'c' holds dates: read as days since 1970." in made.notes
+    mostly = sites([f"{d}/1/1970" for d in (*[7] * 19, 13)])  # one tells the order of all
+    assert mostly.train["s0"].columns["c"].tolist() == [6.0] * 19 + [12.0]
     american = sites(["12/31/1970", "01/02/1970"])
     assert american.train["s0"].columns["c"].tolist() == [364.0, 1.0]
 

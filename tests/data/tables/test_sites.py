@@ -184,7 +184,7 @@ def test_weights_are_kept(folder) -> None:
     assert list(encoded.columns) == ["x"]
     for bad in ("-1", "", "heavy", "inf"):
         root = folder({"a/train.csv": rows.replace("2,2,1", f"2,{bad},1")})
-        with pytest.raises(InputError, match=r"a/train.csv, row 3: weights column 'w' must be"):
+        with pytest.raises(InputError, match=r"a/train.csv, line 3: weights column 'w' must be"):
             Sites.read(root, weights="w")
 
 
@@ -197,7 +197,7 @@ def test_weights_are_kept(folder) -> None:
         (
             {"t.csv": "site,x,y\na,1,0\n,2,1\n"},
             {},
-            "t.csv, row 3: column 'site', the site, must tell",
+            "t.csv, line 3: column 'site', the site, must tell",
         ),
         (
             {"t.csv": "site,x,y\na,1,0\nb,2,1\n"},
@@ -207,7 +207,7 @@ def test_weights_are_kept(folder) -> None:
         (
             {"t.csv": "site,split,x,y\na,train,1,0\na,val,2,1\n"},
             {"split": "split"},
-            "row 3.*must be train, test or deploy; got 'val'",
+            "line 3.*must be train, test or deploy; got 'val'",
         ),
         (
             {"t.csv": "site,split,x,y\na,train,1,0\na,test,1,0\nb,test,2,1\n"},

@@ -62,6 +62,8 @@ class Table:
     headed : bool
         Whether the file names its columns.
     notes : tuple of str
+    unit : str
+        What is counted: lines of a text file, or rows.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Table:
     lines: Index
     headed: bool = True
     notes: tuple[str, ...] = ()
+    unit: str = "row"
 
     @classmethod
     def of(cls, rows: Any, name: str) -> Self:
@@ -99,7 +102,7 @@ class Table:
 
     def at(self, row: int) -> str:
         """Where a row stands, for errors."""
-        return f"{self.name}, row {self.lines[row]}"
+        return f"{self.name}, {self.unit} {self.lines[row]}"
 
 
 def _values(column: Any, key: object, name: str) -> list[Any]:

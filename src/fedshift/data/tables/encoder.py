@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -233,6 +234,8 @@ class Encoder:
             codes = tuple(Code(**{**c, "levels": tuple(c["levels"])}) for c in table["codes"])
             for code in codes:
                 schema[code.feature]
+                if not (math.isfinite(code.mean) and 0 <= code.sd < math.inf):
+                    raise ValueError(f"mean {code.mean} and sd {code.sd} of {code.feature!r}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
                 f"an encoder must be what Encoder.to_dict wrote; got {type(table).__name__} "

@@ -118,8 +118,9 @@ def decide(evidence: Evidence, settings: TableSettings) -> Decision:
         reason = _row_names(evidence)
         return Decision(reason=reason) if reason else Decision(numeric, notes=_fill(evidence))
     days = {o: {v for v in total if day(v, o) is not None} for o in ORDERS}
-    orders = [o for o in ORDERS if evidence.share(days[o]) >= MOST]
-    if orders:
+    shares = {o: evidence.share(days[o]) for o in ORDERS}
+    orders = [o for o in ORDERS if shares[o] == max(shares.values())]
+    if shares[orders[0]] >= MOST:
         return _date(evidence, orders, markers)
     return _categorical(evidence, settings)
 

@@ -86,7 +86,7 @@ def parsed(text: str, settings: TableSettings, name: str, notes: list[str]) -> T
             f"{name}: {count_rows(len(empty))} without content left out, the first in line "
             f"{empty[0]}."
         )
-    return Table(name, columns, lines, headed, tuple(notes))
+    return Table(name, columns, lines, headed, tuple(notes), "line")
 
 
 def _rows(text: str, separator: str, name: str) -> Iterator[tuple[int, list[str]]]:
