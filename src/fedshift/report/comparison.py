@@ -193,7 +193,7 @@ def _plots(sheet: Sheet, prefix: str) -> Mapping[str, str]:
 def _right(sheet: Sheet, column: int) -> bool:
     """Whether a column has figures, which stand under one another."""
     cells = [row[column] for row in sheet.rows if row[column]]
-    return column > 0 and all(re.match(r"[-+]?[\d.]", cell) for cell in cells)
+    return column > 0 and all(re.match(r"[-+−]?[\d.]", cell) for cell in cells)
 
 
 def _markdown(text: str) -> str:
