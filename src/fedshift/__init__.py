@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedshift import core, data, errors, federation, learn, ratio, theory
     from fedshift.core.weights import Weighting, Weights, effective_sample_size
-    from fedshift.data import shift
+    from fedshift.data import shift, tables
     from fedshift.data.federation import ClientData, Federation
+    from fedshift.data.tables import Sites
     from fedshift.estimators import FederatedClassifier, FederatedRegressor
     from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
     from fedshift.learn import models
@@ -34,6 +35,7 @@ _HOME = {
     "QSGD": "fedshift.federation.plan",
     "Reweighter": "fedshift.ratio.reweight",
     "Settings": "fedshift.workflow",
+    "Sites": "fedshift.data.tables",
     "TopK": "fedshift.federation.plan",
     "Weighting": "fedshift.core.weights",
     "Weights": "fedshift.core.weights",
@@ -49,6 +51,7 @@ _ROOMS = {
     "models": "fedshift.learn.models",
     "ratio": "fedshift.ratio",
     "shift": "fedshift.data.shift",
+    "tables": "fedshift.data.tables",
     "theory": "fedshift.theory",
 }
 
@@ -63,6 +66,7 @@ __all__ = [
     "Optimizer",
     "Reweighter",
     "Settings",
+    "Sites",
     "TopK",
     "Weighting",
     "Weights",
@@ -77,6 +81,7 @@ __all__ = [
     "ratio",
     "run",
     "shift",
+    "tables",
     "theory",
 ]
 
