@@ -88,6 +88,18 @@ def column_shifts(
     return tuple(found[:top])
 
 
+def column_names(shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Names for the values of a row that has none.
+
+    Examples
+    --------
+    >>> column_names((2,)), column_names((1, 2))
+    (('column 0', 'column 1'), ('pixel 0,0', 'pixel 0,1'))
+    """
+    word = "column" if len(shape) == 1 else "pixel"
+    return tuple(f"{word} {','.join(map(str, at))}" for at in np.ndindex(*shape))
+
+
 def _members(names: Sequence[str], groups: Mapping[str, str] | None) -> dict[str, list[int]]:
     out: dict[str, list[int]] = {}
     for i, name in enumerate(names):
@@ -104,8 +116,8 @@ def _moved(s: Float64Array, t: Float64Array) -> tuple[float, float | None, float
     if both.min() == both.max():
         return 0.0, 0.0, 1.0
     found = ks_2samp(a, b, method="asymp")
-    sd = float(both.std())
-    gap = float(np.mean(b) - np.mean(a)) / sd if 0 < sd < np.inf else 0.0
+    unit = float(np.abs(both).max())  # squares of huge values must not overflow
+    gap = (float(np.mean(b / unit)) - float(np.mean(a / unit))) / float(np.std(both / unit))
     return float(found.statistic), gap, float(found.pvalue)
 
 

@@ -92,22 +92,18 @@ def _label_residuals(base: Float64Array, y: IntArray, fold: IntArray) -> Float64
 
 def _chances(base: Float64Array, target: BoolArray, fold: IntArray) -> Float64Array:
     """Chance that a row is the target's, given its inputs, by a held-out model."""
-    share = target.mean()
-    evidence = Evidence.of(
-        *(np.full(m, 1.0 / m) for m in (int((~target).sum()), int(target.sum())))
-    )
-    best, lowest = (
-        np.full(len(target), share),
-        evidence.loss(np.zeros(int((~target).sum())), np.zeros(int(target.sum()))),
-    )
+    sizes = int((~target).sum()), int(target.sum())
+    evidence = Evidence.of(*(np.full(m, 1.0 / m) for m in sizes))
+    best = np.zeros(len(target))  # log ratio: no shift unless one pays
+    lowest = evidence.loss(best[~target], best[target])
     for fit in cross_fit(base, target[:, None].astype(np.float64), fold):
-        score = (fit[:, 0] - share) / max(float(fit.std()), 1e-12)
+        score = (fit[:, 0] - target.mean()) / max(float(fit.std()), 1e-12)
         (slope,), shift = stack(score[~target][:, None], score[target][:, None], evidence)
         log_ratio = slope * score + shift
         loss = evidence.loss(log_ratio[~target], log_ratio[target])
         if loss < lowest - OPTIMISM / len(target):
-            best, lowest = expit(log_ratio + evidence.offset), loss
-    return np.clip(best, 1e-3, 1.0 - 1e-3)
+            best, lowest = log_ratio, loss
+    return np.asarray(np.clip(expit(best + evidence.offset), 1e-3, 1.0 - 1e-3))
 
 
 def _interactions(z: Float64Array, base: Float64Array, rest: Float64Array) -> Features:

@@ -12,7 +12,8 @@ from fedshift.core.label import mlls
 from fedshift.core.params import nearest
 from fedshift.core.samples import FloatArray, Laws, as_rows, column_names
 from fedshift.diagnose.columns import ColumnShift, column_shifts
-from fedshift.diagnose.finding import SMALLEST, Finding, adjust
+from fedshift.diagnose.columns import column_names as unnamed
+from fedshift.diagnose.finding import LEVEL, SMALLEST, Finding, adjust
 from fedshift.diagnose.null import draws_for
 from fedshift.diagnose.two_sample import Budget, Pair, Side, inputs
 from fedshift.errors import InputError
@@ -195,8 +196,8 @@ def drift(
             "out sites without new rows on both sides"
         )
     names = columns or _names(reference) or _names(new)
-    draws = draws_for(len(before), alpha)
-    budget = Budget(rows=rows, draws=draws, alpha=alpha, smallest=smallest, seed=seed)
+    draws = draws_for(len(before), LEVEL * alpha)
+    budget = Budget(rows=rows, draws=draws, level=LEVEL * alpha, smallest=smallest, seed=seed)
     pairs = {
         site: Pair.of(Side(x), Side(now[site]), budget, site, "since") for site, x in before.items()
     }
@@ -238,8 +239,7 @@ def _columns(
 ) -> tuple[ColumnShift, ...]:
     if finding.status != "shift":
         return ()
-    width = int(np.prod(before.shape[1:]))
-    named = list(map(str, range(width))) if names is None else list(names)
+    named = names or unnamed(before.shape[1:])
     return column_shifts(before, now, names=named, groups=groups, pair=pair, seed=seed)
 
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 
 import numpy as np
 
 from fedshift.core.samples import Float64Array
 from fedshift.core.threads import threads_for
-from fedshift.data.federation import ClientData, Federation
+from fedshift.data.federation import Federation
 from fedshift.diagnose.classes import Classes
-from fedshift.diagnose.columns import ColumnShift, column_shifts
+from fedshift.diagnose.columns import ColumnShift, column_names, column_shifts
 from fedshift.diagnose.conditional import labels_given_inputs
 from fedshift.diagnose.diagnosis import Comparison, Diagnosis, SiteDiagnosis
-from fedshift.diagnose.finding import SMALLEST, Finding, adjust
-from fedshift.diagnose.kind import Kind, with_labels, without_labels
+from fedshift.diagnose.finding import LEVEL, SMALLEST, Finding, adjust
+from fedshift.diagnose.kind import Kind, label_ratio, with_labels, without_labels
 from fedshift.diagnose.null import draws_for
-from fedshift.diagnose.overlap import Overlap, overlap
+from fedshift.diagnose.overlap import Overlap, overlap, whole
+from fedshift.diagnose.plan import Planned, between, within
 from fedshift.diagnose.predict import NOTHING, PredictedEffect, Weighted, predicted_effect
-from fedshift.diagnose.two_sample import Budget, Pair, Side, inputs, labels
+from fedshift.diagnose.two_sample import Budget, Pair, inputs, labels
 from fedshift.errors import InputError
+
+#: draws above which tests use fewer rows, and how few at most: many sites need many draws
+MANY, FEWER = 2000, 1000
 
 
 def diagnose(
@@ -52,7 +56,8 @@ def diagnose(
         that the best classifier tells apart with this AUC.
     rows : int
         Most rows a side that a test uses, drawn at random; more would cost time and add
-        significance, not insight.
+        significance, not insight. From about ten sites on it is less, down to 1000, as p-values
+        must get smaller the more questions are asked.
     features : mapping, optional
         Encoded column to original feature, for one-hot columns.
 
@@ -81,20 +86,6 @@ def _check(alpha: float, smallest: float, rows: int) -> None:
         raise InputError(f"rows must be at least 50; got {rows}; 5000 is usual")
 
 
-@dataclass(frozen=True, eq=False)
-class _Planned:
-    """A comparison before it was made."""
-
-    site: str
-    other: str
-    source: Side
-    target: Side
-
-    @property
-    def labelled(self) -> bool:
-        return self.source.y is not None and self.target.y is not None
-
-
 def _diagnose(
     federation: Federation,
     seed: int,
@@ -104,17 +95,21 @@ def _diagnose(
     groups: Mapping[str, str] | None,
 ) -> Diagnosis:
     classes = Classes.of(federation)
-    own = [_within(c, classes) for c in federation]
-    apart = _between(own, rows, seed)
+    own = [within(c, classes) for c in federation]
+    apart = between(own, rows=rows, seed=seed)
     plans = [*own, *apart]
     tests = sum(3 if p.labelled else 1 for p in plans)
     budget = Budget(
-        rows=rows, draws=draws_for(tests, alpha), alpha=alpha, smallest=smallest, seed=seed
+        rows=rows,
+        draws=draws_for(tests, LEVEL * alpha),
+        level=LEVEL * alpha,
+        smallest=smallest,
+        seed=seed,
     )
     pairs = [Pair.of(p.source, p.target, budget, p.site, p.other) for p in plans]
     raw = [_ask(pair, budget) for pair in pairs]
     findings = _adjusted(raw)
-    names = federation.columns or tuple(map(str, range(int(np.prod(federation[0].x.shape[1:])))))
+    names = federation.columns or column_names(federation[0].x.shape[1:])
     compared = [
         Comparison(
             site=plan.site,
@@ -138,33 +133,6 @@ def _diagnose(
     )
 
 
-def _within(client: ClientData, classes: Classes) -> _Planned:
-    y, test_y = classes.of_client(client)
-    return _Planned(client.name, "its test rows", Side(client.x, y), Side(client.test_x, test_y))
-
-
-def _between(own: Sequence[_Planned], rows: int, seed: int) -> list[_Planned]:
-    """Every site against the others, which give as many rows each; of two sites one."""
-    if len(own) < 2:
-        return []
-    if len(own) == 2:
-        a, b = sorted(own, key=lambda p: p.site)
-        return [_Planned(a.site, b.site, b.source, a.source)]
-    budget = Budget(seed=seed)
-    quota = -(-rows // (len(own) - 1))
-    some = {
-        p.site: p.source.take(budget.rng("quota", p.site).permutation(len(p.source))[:quota])
-        for p in own
-    }
-    out = []
-    for plan in own:
-        others = [some[name] for name in sorted(some) if name != plan.site]
-        x = np.concatenate([s.x for s in others])
-        y = np.concatenate([s.y for s in others if s.y is not None])
-        out.append(_Planned(plan.site, "the other sites", Side(x, y), plan.source))
-    return out
-
-
 def _ask(pair: Pair, budget: Budget) -> list[Finding]:
     found = [inputs(pair, budget)]
     if pair.y is not None:
@@ -177,15 +145,14 @@ def _adjusted(raw: Sequence[Sequence[Finding]]) -> list[tuple[Finding, ...]]:
     return [tuple(next(flat) for _ in found) for found in raw]
 
 
-def _kind(plan: _Planned, pair: Pair, found: tuple[Finding, ...], budget: Budget) -> Kind:
+def _kind(plan: Planned, pair: Pair, found: tuple[Finding, ...], budget: Budget) -> Kind:
     if plan.labelled:
         return with_labels(pair, {f.question: f for f in found}, budget)
-    assert plan.source.y is not None
-    return without_labels(pair, plan.source.y[pair.rows], found[0], budget)
+    return without_labels(pair, plan.classes[pair.rows], found[0], budget)
 
 
 def _moved(
-    plan: _Planned,
+    plan: Planned,
     pair: Pair,
     found: tuple[Finding, ...],
     names: Sequence[str],
@@ -200,18 +167,18 @@ def _moved(
 
 
 def _weighed(
-    own: Sequence[_Planned], pairs: Sequence[Pair], compared: Sequence[Comparison], budget: Budget
+    own: Sequence[Planned], pairs: Sequence[Pair], compared: Sequence[Comparison], budget: Budget
 ) -> tuple[tuple[SiteDiagnosis, ...], PredictedEffect]:
     """Overlap and forecast of every site; where nothing moved, weights are one."""
     laps, sites = [], []
     for plan, pair, c in zip(own, pairs, compared, strict=False):
         lap, weight = _ratio(plan, pair, c, budget)
         laps.append(lap)
-        y = plan.source.y
-        assert y is not None
-        sites.append(Weighted(plan.source.x[pair.rows], y[pair.rows], weight))
+        sites.append(Weighted(plan.source.x[pair.rows], plan.classes[pair.rows], weight))
     if any(c["inputs"].status == "shift" for c in compared):
-        total, each = predicted_effect(sites, seed=budget.seed)
+        order = sorted(range(len(own)), key=lambda k: own[k].site)  # whatever the order given
+        total, by_name = predicted_effect([sites[k] for k in order], seed=budget.seed)
+        each = [effect for _, effect in sorted(zip(order, by_name, strict=True))]
     else:
         told = all(c["inputs"].status != "cannot tell" for c in compared)
         total = NOTHING if told else PredictedEffect(reason="too few rows")
@@ -232,22 +199,17 @@ def _weighed(
 
 
 def _ratio(
-    plan: _Planned, pair: Pair, c: Comparison, budget: Budget
+    plan: Planned, pair: Pair, c: Comparison, budget: Budget
 ) -> tuple[Overlap, Float64Array | None]:
-    n = pair.sizes[0]
-    status = c["inputs"].status
-    if status == "cannot tell":
-        return Overlap(reason=c["inputs"].reason), None
-    if status != "shift":
-        one = Overlap(
-            ess=float(n), share=1.0, coverage=1.0, outside=0.0, largest=1.0, bound=1.0, model="none"
-        )
-        return one, np.ones(n)
-    lap, log_ratio = overlap(pair, budget)
-    law = c.kind.label_law
-    if c.kind.name == "label" and law is not None:
-        assert plan.source.y is not None
-        y = plan.source.y[pair.rows]
-        share = np.bincount(y, minlength=len(law)) / len(y)
-        return lap, np.asarray(law)[y] / share[y]
+    """Overlap of a site, and weights of the pair's source rows; None where they are not known."""
+    found = c["inputs"]
+    if found.status == "cannot tell":
+        return Overlap(reason=found.reason), None
+    if found.status != "shift":
+        return whole(len(plan.source)), np.ones(pair.sizes[0])
+    lap, log_ratio = overlap(pair, budget, rows=len(plan.source))
+    if c.kind.name == "label":
+        with suppress(InputError):
+            y = plan.classes[pair.rows]
+            return lap, label_ratio(pair, y, budget)[0][y]
     return lap, None if log_ratio is None else np.exp(log_ratio)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from fedshift.core.samples import Float64Array
@@ -32,8 +33,10 @@ Name = Literal[
     "cannot tell",
 ]
 
-#: part of alpha for the tests that tell kinds apart: naming a kind is claiming a lot
-SHARE = 0.2
+#: rows of a class below which it has no ratio of its own
+RARE = 5
+#: level of the tests that tell kinds apart
+LEVEL = 0.01
 
 #: what a finding says if two laws are the same for all that matters
 SAME = ("no shift found", "too small to matter")
@@ -100,7 +103,7 @@ def with_labels(pair: Pair, found: dict[str, Finding], budget: Budget) -> Kind:
     if by_class.status not in SAME and by_input.status in SAME and "inputs" in moved:
         return Kind(name="covariate", findings=tests)
     if by_input.status != "shift":
-        return Kind(name="cannot tell", findings=tests)
+        return Kind(name="cannot tell", findings=tests, reason=by_input.reason)
     if "inputs" not in moved:
         return Kind(name="concept", findings=tests)
     rest = _plain(_after_intercepts(pair, budget))
@@ -134,18 +137,25 @@ def without_labels(pair: Pair, y: IntArray, found: Finding, budget: Budget) -> K
 
 
 def label_ratio(pair: Pair, y: IntArray, budget: Budget) -> tuple[Float64Array, Float64Array]:
-    """p_target(y) / p_source(y) and p_target(y), (k,), from unlabelled target rows (MLLS)."""
+    """p_target(y) / p_source(y) and p_target(y), (k,), from unlabelled target rows (MLLS).
+
+    Classes with fewer than `RARE` source rows share one ratio.
+    """
     source, target = pair.z[~pair.target], pair.z[pair.target]
     if source.shape[1] == 0:
         raise InputError("all columns are constant")
+    count = np.bincount(y)
+    few = (count > 0) & (count < RARE)
+    # the rare ones together, or with the most frequent class if there is but one row of them
+    group = np.arange(len(count))
+    group[few] = len(count) if count[few].sum() >= 2 else int(np.argmax(count))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FedshiftWarning)
-        model = MLLS(seed=budget.seed).fit(source=source, source_labels=y, target=target)
-    ratio, law = np.zeros(int(y.max()) + 1), np.zeros(int(y.max()) + 1)
-    at = np.asarray(model.classes_, dtype=np.intp)
-    ratio[at] = np.exp(model.class_log_ratio_)
-    law[at] = model.target_prior_
-    return ratio, law
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = MLLS(seed=budget.seed).fit(source=source, source_labels=group[y], target=target)
+    table = dict(zip(model.classes_.tolist(), np.exp(model.class_log_ratio_), strict=True))
+    ratio = np.array([table.get(int(g), 0.0) for g in group])
+    return ratio, ratio * count / count.sum()
 
 
 def _after_intercepts(pair: Pair, budget: Budget) -> Finding:
@@ -156,7 +166,9 @@ def _after_intercepts(pair: Pair, budget: Budget) -> Finding:
     """
     assert pair.y is not None
     design = np.column_stack([pair.z, pair.target])
-    model = LogisticRegression(max_iter=500).fit(design, pair.y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = LogisticRegression(max_iter=500).fit(design, pair.y)
     coefficient = model.coef_[:, -1]
     if len(model.classes_) == 2:
         coefficient = np.array([0.0, float(coefficient[0])])
@@ -177,8 +189,8 @@ def _thinned(
 
 
 def _plain(finding: Finding) -> Finding:
-    """A finding that stands for itself: its p-value is not adjusted, its bar is lower."""
-    return replace(finding, adjusted=finding.p, alpha=SHARE * finding.alpha)
+    """A finding that stands for itself: its p-value is not adjusted, its level is its own."""
+    return replace(finding, adjusted=finding.p, level=LEVEL)
 
 
 __all__ = ["MEANING", "Kind", "Name", "label_ratio", "with_labels", "without_labels"]

@@ -121,6 +121,6 @@ def surprise(
     return Surprise((1 + extreme) / (1 + draws), best, draws)
 
 
-def draws_for(tests: int, alpha: float) -> int:
+def draws_for(tests: int, level: float) -> int:
     """Draws that let each of so many tests be significant after Holm's correction, with room."""
-    return max(199, math.ceil(2.0 * tests / alpha) - 1)
+    return max(199, math.ceil(2.0 * tests / level) - 1)

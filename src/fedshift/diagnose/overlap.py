@@ -113,8 +113,24 @@ class Overlap:
         } | {"poor": self.poor}
 
 
-def overlap(pair: Pair, budget: Budget) -> tuple[Overlap, Float64Array | None]:
-    """Figures, and the held-out log ratio of every source row of the pair (None: no ratio)."""
+def whole(rows: int) -> Overlap:
+    """The overlap of laws that did not move: every row counts."""
+    n = float(rows)
+    return Overlap(
+        ess=n, share=1.0, coverage=1.0, outside=0.0, largest=1.0, bound=1.0, model="none"
+    )
+
+
+def overlap(
+    pair: Pair, budget: Budget, *, rows: int | None = None
+) -> tuple[Overlap, Float64Array | None]:
+    """Figures, and the held-out log ratio of every source row of the pair (None: no ratio).
+
+    Parameters
+    ----------
+    rows : int, optional
+        Source rows in all, of which the pair holds a part.
+    """
     source, target = pair.z[~pair.target], pair.z[pair.target]
     if source.shape[1] == 0:
         return Overlap(reason="all columns are constant"), None
@@ -128,9 +144,10 @@ def overlap(pair: Pair, budget: Budget) -> tuple[Overlap, Float64Array | None]:
             weights = Weighting()(at_source)
     except FedshiftError as error:
         return Overlap(reason=str(error)), None
+    share = weights.ess / len(source)
     found = Overlap(
-        ess=weights.ess,
-        share=weights.ess / len(source),
+        ess=share * (rows or len(source)),
+        share=share,
         coverage=weights.coverage,
         outside=float(np.mean(at_target > math.log(OUTSIDE))),
         largest=weights.max,

@@ -9,11 +9,13 @@ every row gains less. The decision itself belongs to the no-harm gate, which tra
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from fedshift.core.samples import Float64Array, FloatArray
@@ -143,7 +145,10 @@ def _fitted(
     if len(np.unique(y[kept])) < 2:
         out[:, y[kept][0]] = 1.0
         return out
-    model = LogisticRegression(max_iter=300).fit(z[kept], y[kept], sample_weight=weight[kept])
+    with warnings.catch_warnings():
+        # weights on a handful of rows make a model that is never done, and is judged as it is
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = LogisticRegression(max_iter=300).fit(z[kept], y[kept], sample_weight=weight[kept])
     out[:, model.classes_] = model.predict_proba(z[held])
     return out
 

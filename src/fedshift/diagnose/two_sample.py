@@ -55,14 +55,14 @@ class Budget:
         Most rows a side; more are thinned at random.
     draws : int
         Draws without shift; 1 / (1 + draws) is the smallest p-value.
-    alpha, smallest : float
+    level, smallest : float
         See `Finding`.
     seed : int
     """
 
     rows: int = 5000
     draws: int = 499
-    alpha: float = 0.05
+    level: float = 0.025
     smallest: float = SMALLEST
     seed: int = 0
 
@@ -272,7 +272,7 @@ def finding_of(
         question=question,
         source_rows=a,
         target_rows=b,
-        alpha=budget.alpha,
+        level=budget.level,
         smallest=budget.smallest,
         **found,  # type: ignore[arg-type]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from fedshift.diagnose.columns import ColumnShift
@@ -18,14 +19,15 @@ QUESTIONS = {
 
 
 def sentences(diagnosis: Diagnosis) -> list[str]:
-    """One paragraph a site, one for every comparison between sites, and the outcome first."""
-    out = [_outcome(diagnosis)]
-    out += [_site(s) for s in diagnosis.sites]
-    out += [_between(c) for c in diagnosis.between if c.status != "no shift found"]
-    quiet = [c for c in diagnosis.between if c.status == "no shift found"]
+    """The outcome first, then a paragraph a site and one for what differs between sites."""
+    out = [_outcome(diagnosis), *map(_site, diagnosis.sites)]
+    apart = [c for c in diagnosis.between if c.status != "no shift found"]
+    apart.sort(key=lambda c: -_size(c.main))
+    out += [_between(c, apart[0].site) for c in apart]
+    quiet = [c.site for c in diagnosis.between if c.status == "no shift found"]
     if quiet:
-        names = ", ".join(c.site for c in quiet)
-        out.append(f"Between sites: no shift found in the training rows of {names}.")
+        against = diagnosis.between[0].other if len(diagnosis.sites) == 2 else "the other sites"
+        out.append(f"{', '.join(quiet)} against {against} (training rows): no shift found.")
     unlabelled = [s.site for s in diagnosis.sites if len(s.findings) == 1]
     if unlabelled:
         out.append(
@@ -36,26 +38,26 @@ def sentences(diagnosis: Diagnosis) -> list[str]:
 
 
 def _outcome(diagnosis: Diagnosis) -> str:
-    effect = diagnosis.predicted_effect
-    if not diagnosis.shifted:
+    effect, moved = diagnosis.predicted_effect, diagnosis.shifted
+    silent = [s.site for s in diagnosis.sites if s.status == "cannot tell"]
+    unknown = f" Of {', '.join(silent)} nothing can be told." if silent else ""
+    if not moved:
         return (
-            "No shift that matters was found, within sites or between them; train without weights."
+            "No shift that matters was found, within sites or between them; train without "
+            f"weights.{unknown}"
         )
-    concept = [c for c in diagnosis.shifted if c.kind.name == "concept"]
-    warning = (
-        " Labels differ at the same inputs somewhere (see below), which no weights can mend."
-        if concept
-        else ""
-    )
     advice = {
-        "helps": f"weights should help: log loss about {effect.gain:.3f} lower "
+        "helps": f"Weights should help: log loss about {effect.gain:.3f} lower "
         f"[{effect.low:.3f}, {effect.high:.3f}], accuracy {effect.accuracy:+.3f}",
-        "does not matter": "weights should change next to nothing; train without them",
-        "hurts": "weights should do harm; train without them, or flatten them",
-        "cannot tell": "whether weights help cannot be told from these rows; let the no-harm gate "
+        "does not matter": "Weights should change next to nothing; train without them",
+        "hurts": f"Weights should do harm: log loss about {-effect.gain:.3f} higher "
+        f"[{-effect.high:.3f}, {-effect.low:.3f}]; train without them",
+        "cannot tell": "Whether weights help cannot be told from these rows; let the no-harm gate "
         "decide",
     }[effect.verdict]
-    return f"In all, {advice}.{warning}"
+    concept = any(c.kind.name == "concept" for c in moved)
+    mend = " Somewhere labels differ at the same inputs, which no weights can mend: see below."
+    return f"{advice}.{mend if concept else ''}{unknown}"
 
 
 def _site(s: SiteDiagnosis) -> str:
@@ -63,25 +65,34 @@ def _site(s: SiteDiagnosis) -> str:
     if s.status == "cannot tell":
         return f"{name}: cannot tell whether training and test differ: {s.findings[0].reason}."
     if s.status == "no shift found":
-        worst = s.findings[0]
-        return (
-            f"{name}: no shift found between training and test (AUC {worst.auc:.2f}, "
-            f"at most {worst.high:.2f})."
-        )
+        size = f"AUC {s.findings[0].auc:.2f}, at most {s.findings[0].high:.2f}"
+        return f"{name}: no shift found between training and test ({size}){_others(s)}."
     if s.status == "too small to matter":
-        return f"{name}: a shift can be detected but is too small to matter ({_sizes(s)})."
+        size = f"{_sizes(s)}{_others(s)}"
+        return f"{name}: a shift can be detected but is too small to matter ({size})."
     parts = [
         f"{name}: training and test differ in {_what(s)} ({_sizes(s)})",
         f"kind: {s.kind.name}: {s.kind.meaning}",
         *([_columns(s.columns)] if s.columns else []),
         s.overlap.sentence,
-        f"weighting {_verdict(s)} here",
+        _verdict(s),
     ]
     return "; ".join(parts) + "."
 
 
-def _between(c: Comparison) -> str:
-    name = f"{c.site} against {c.other} (training rows)"
+def _others(s: SiteDiagnosis) -> str:
+    """What weights made for other sites do to one that did not move."""
+    e = s.predicted_effect
+    if e.verdict not in ("helps", "hurts"):
+        return ""
+    change = "lower" if e.verdict == "helps" else "higher"
+    return f"; weights made for other sites would make its log loss {abs(e.gain):.3f} {change}"
+
+
+def _between(c: Comparison, odd: str) -> str:
+    """`odd` is the site that stands out most: it is among the others of every other site."""
+    among = "" if c.site == odd else f", among them {odd}, which stands out most"
+    name = f"{c.site} against {c.other}{among} (training rows)"
     if c.status == "cannot tell":
         return f"{name}: cannot tell: {c.findings[0].reason}."
     if c.status == "too small to matter":
@@ -99,7 +110,11 @@ def _moved(c: Comparison) -> list[Finding]:
 
 
 def _what(c: Comparison) -> str:
-    return " and ".join(QUESTIONS[f.question] for f in _moved(c) if f.status == "shift")
+    moved = [f.question for f in c.findings if f.status == "shift"]
+    if "label" in c.kind.name and len(moved) > 1:
+        # other shares of the classes change the labels at the same inputs, too
+        moved = [q for q in moved if q != "labels given inputs"]
+    return " and ".join(QUESTIONS[q] for q in moved)
 
 
 def _sizes(c: Comparison) -> str:
@@ -115,6 +130,11 @@ def _columns(columns: tuple[ColumnShift, ...]) -> str:
 
 def _verdict(s: SiteDiagnosis) -> str:
     e = s.predicted_effect
-    if e.verdict == "cannot tell":
-        return f"may or may not help{f' ({e.reason})' if e.reason else ''}"
-    return e.verdict
+    if e.verdict != "cannot tell":
+        return f"weighting {e.verdict} here"
+    why = f": {e.reason}" if e.reason else ""
+    return f"whether weighting helps here cannot be told{why}"
+
+
+def _size(f: Finding) -> float:
+    return -1.0 if math.isnan(f.auc) else f.auc
