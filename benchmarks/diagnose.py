@@ -11,9 +11,13 @@
 3. Kinds: two sites with 1,000 rows a side and test labels; the share whose kind is right, for
    label, covariate and concept shift. Without test labels, label shift must be told from the
    rest.
-4. The smallest effect that matters: for two Gaussian classes and every change of their shares,
+4. Forecast: three sites with 1,000 rows a side, two of them with a shift, either of the shares of
+   two Gaussian classes or of the inputs of a law that no straight line fits. A forecast is wrong
+   if it says that weights help and exact weights harm the same linear model on labelled test rows,
+   or the other way round; and the true gain should lie in its interval.
+5. The smallest effect that matters: for two Gaussian classes and every change of their shares,
    what the best weights gain in accuracy where inputs have this AUC. Shown without a bar.
-5. Time of a diagnosis of four sites with 1,000 and with 50,000 rows a side and 15 columns, three
+6. Time of a diagnosis of four sites with 1,000 and with 50,000 rows a side and 15 columns, three
    of them with a shift, on one core.
 
     python benchmarks/diagnose.py --quick
@@ -33,7 +37,9 @@ from typing import Any
 
 import numpy as np
 from _common import Bar, arguments, report
+from scipy.special import expit
 from scipy.stats import norm
+from sklearn.linear_model import LogisticRegression
 
 from fedshift.data.federation import Federation
 from fedshift.diagnose import diagnose
@@ -159,6 +165,55 @@ def kinds(kind: str, repeats: int, seed: int, *, labelled: bool, n: int = 1000) 
     return right / repeats
 
 
+def curved(n: int, rng: Rng, tilt: float = 0.0) -> tuple[Array, Array]:
+    """A boundary no straight line fits; a tilt keeps rows with a large first column."""
+    x = rng.standard_normal((20 * n if tilt else n, 6))
+    if tilt:
+        x = x[rng.random(len(x)) < expit(tilt * (x[:, 0] - 1.0))][:n]
+    score = 2.0 * (np.square(x[:, 0]) - 1.0) + x[:, 1]
+    return x, (rng.random(len(x)) < expit(score)).astype(np.int64)
+
+
+def forecast_case(kind: str, n: int, rng: Rng) -> list[tuple[Array, ...]]:
+    """Three sites: x, y, test_x, test_y and the exact weights of the training rows."""
+    out = []
+    for share, tilt in ((0.3, 0.0), (0.65, 2.0), (0.5, 2.0)):
+        if kind == "label":
+            (x, y), test = two_classes(n, rng), two_classes(n, rng, share=share)
+            weight = np.where(y == 1, share / 0.3, (1.0 - share) / 0.7)
+        else:
+            (x, y), test = curved(n, rng), curved(n, rng, tilt)
+            weight = expit(tilt * (x[:, 0] - 1.0))
+        out.append((x, y, *test, weight / weight.mean()))
+    return out
+
+
+def forecast(kind: str, repeats: int, seed: int, n: int = 1000) -> dict[str, float]:
+    wrong, held, said, gains = 0, 0, 0, []
+    for r in range(repeats):
+        rng = np.random.default_rng([seed, r])
+        case = forecast_case(kind, n, rng)
+        federation = Federation.of({f"site {k}": c[:3] for k, c in enumerate(case)})
+        found = diagnose(federation, seed=r).predicted_effect
+        x, y, weight = (np.concatenate([c[i] for c in case]) for i in (0, 1, 4))
+        losses = []
+        for w in (None, weight):
+            model = LogisticRegression(max_iter=500).fit(x, y, sample_weight=w)
+            p = [model.predict_proba(c[2])[np.arange(len(c[3])), c[3]] for c in case]
+            losses.append(-np.mean([np.log(v).mean() for v in p]))
+        gain = float(losses[0] - losses[1])
+        gains.append(gain)
+        said += found.verdict in ("helps", "hurts")
+        wrong += found.verdict == ("hurts" if gain > 0 else "helps")
+        held += found.low <= gain <= found.high
+    return {
+        "wrong": wrong / repeats,
+        "covered": held / repeats,
+        "decided": said / repeats,
+        "true gain": float(np.mean(gains)),
+    }
+
+
 def smallest_effect() -> list[dict[str, float]]:
     """Median and largest gain in accuracy of the best weights, by AUC of the inputs."""
     x = np.linspace(-10.0, 14.0, 6001)
@@ -215,6 +270,11 @@ def main() -> int:
         words = f"kind, {kind} shift, {'with' if labelled else 'without'} test labels"
         record[words] = share = kinds(kind, few, args.seed + 2, labelled=labelled)
         bars.append(Bar(words, share, 0.9, ">="))
+    for kind in ("label", "curved"):
+        record[f"forecast {kind}"] = told = forecast(kind, few, args.seed + 3)
+        note = f"decided in {told['decided']:.0%}, true gain {told['true gain']:.3f} nats"
+        bars.append(Bar(f"forecast, {kind}, wrong", told["wrong"], 0.05, note=note))
+        bars.append(Bar(f"forecast, {kind}, gain in the interval", told["covered"], 0.85, ">="))
     record["smallest effect"] = table = smallest_effect()
     for row in table:
         print(

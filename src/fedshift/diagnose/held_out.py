@@ -195,7 +195,7 @@ def auc_of_correlation(correlation: float, spread: float) -> float:
     Examples
     --------
     >>> round(auc_of_correlation(0.1, 0.25), 3)
-    0.556
+    0.557
     """
     r = min(0.999999, max(-0.999999, correlation))
     gap = r / math.sqrt(max(1e-12, (1.0 - r * r) * spread)) if r else 0.0
