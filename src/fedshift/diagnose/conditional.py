@@ -49,7 +49,7 @@ def labels_given_inputs(
     if y.max() == 0:
         return finding_of(question, pair, budget, reason="all rows have one class")
     fold = folds_of(pair.target + 2 * y, seed=budget.seed)
-    base = _covariates(pair, budget)
+    base = features(pair.z, seed=budget.seed, pairs=6).values
     rest = _label_residuals(base, y, fold)
     chance = _chances(base, pair.target, fold)
     spread = float(np.mean(chance * (1.0 - chance)))
@@ -65,7 +65,7 @@ def labels_given_inputs(
     response = pair.target - chance
     made = _interactions(pair.z, base, rest)
     found = surprise(Fit.of(made), response, draw, draws=budget.draws, variance=spread)
-    chosen = made.sets.get(found.best, made.sets["linear"])
+    chosen = made.sets.get(found.best, made.sets["level"])
     fits = cross_fit(made.values[:, chosen], response[:, None], fold)
     size = max(_cosine(f[:, 0], response) for f in fits)
     half = Z * SHARED / math.sqrt(len(y))
@@ -75,11 +75,6 @@ def labels_given_inputs(
     return finding_of(
         question, pair, budget, p=found.p, draws=found.draws, auc=auc, low=low, high=high
     )
-
-
-def _covariates(pair: Pair, budget: Budget) -> Float64Array:
-    made = features(pair.z, seed=budget.seed, pairs=6)
-    return made.values
 
 
 def _label_residuals(base: Float64Array, y: IntArray, fold: IntArray) -> Float64Array:
@@ -112,16 +107,12 @@ def _interactions(z: Float64Array, base: Float64Array, rest: Float64Array) -> Fe
     _, axes = np.linalg.eigh(base.T @ base)
     lead = base @ axes[:, ::-1][:, : max(1, min(20, PRODUCTS // k))]
     lead = lead / np.maximum(lead.std(axis=0), 1e-9)
-    blocks = [rest, *([_times(rest, z)] if k * z.shape[1] <= PRODUCTS else []), _times(rest, lead)]
-    ends = np.cumsum([b.shape[1] for b in blocks])
-    names = ["level", "linear", "flexible"] if len(blocks) == 3 else ["level", "flexible"]
-    sets = {
-        name: np.concatenate([np.arange(k), np.arange(e - b.shape[1], e)])
-        if name != "level"
-        else np.arange(k)
-        for name, b, e in zip(names, blocks, ends, strict=True)
-    }
-    sets.setdefault("linear", sets["flexible"])
+    blocks, sets = [rest], {"level": np.arange(k)}
+    wide = k * z.shape[1] > PRODUCTS
+    for name, by in (("flexible", lead), *(() if wide else (("linear", z),))):
+        at = sum(b.shape[1] for b in blocks)
+        blocks.append(_times(rest, by))
+        sets[name] = np.append(np.arange(k), at + np.arange(blocks[-1].shape[1]))
     return Features(np.concatenate(blocks, axis=1), sets)
 
 

@@ -24,7 +24,7 @@ from fedshift.diagnose.two_sample import Budget, Pair, inputs, labels
 from fedshift.errors import InputError
 
 #: draws above which tests use fewer rows, and how few at most: many sites need many draws
-MANY, FEWER = 2000, 1000
+MANY, FEWER = 2500, 1000
 
 
 def diagnose(
@@ -51,13 +51,14 @@ def diagnose(
     seed : int
         Neither the order of sites nor units of columns change what a seed gives.
     alpha : float
+        Tests are held to half of it: see `fedshift.diagnose.finding.LEVEL`.
     smallest : float
         Smallest AUC that matters. No bounded loss changes by more than 2 AUC − 1 between two laws
         that the best classifier tells apart with this AUC.
     rows : int
         Most rows a side that a test uses, drawn at random; more would cost time and add
-        significance, not insight. From about ten sites on it is less, down to 1000, as p-values
-        must get smaller the more questions are asked.
+        significance, not insight. With more than about five sites it is less, down to 1000, as
+        p-values must get smaller the more questions are asked.
     features : mapping, optional
         Encoded column to original feature, for one-hot columns.
 
@@ -72,8 +73,7 @@ def diagnose(
     ('shift', 'label')
     """
     _check(alpha, smallest, rows)
-    size = sum(c.x.size + c.test_x.size for c in federation)
-    with threads_for(min(size, rows * len(federation))):
+    with threads_for(0):  # thinned rows are small work, whatever the federation
         return _diagnose(federation, seed, alpha, smallest, rows, features)
 
 
@@ -99,13 +99,10 @@ def _diagnose(
     apart = between(own, rows=rows, seed=seed)
     plans = [*own, *apart]
     tests = sum(3 if p.labelled else 1 for p in plans)
-    budget = Budget(
-        rows=rows,
-        draws=draws_for(tests, LEVEL * alpha),
-        level=LEVEL * alpha,
-        smallest=smallest,
-        seed=seed,
-    )
+    level = LEVEL * alpha
+    draws = draws_for(tests, level)
+    fewer = min(rows, max(FEWER, rows * MANY // draws))
+    budget = Budget(rows=fewer, draws=draws, level=level, smallest=smallest, seed=seed)
     pairs = [Pair.of(p.source, p.target, budget, p.site, p.other) for p in plans]
     raw = [_ask(pair, budget) for pair in pairs]
     findings = _adjusted(raw)

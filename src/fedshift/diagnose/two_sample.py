@@ -28,6 +28,7 @@ from fedshift.diagnose.encode import Features, encode, features, normal_scores
 from fedshift.diagnose.finding import FEWEST, SMALLEST, Finding, Question
 from fedshift.diagnose.held_out import (
     BoolArray,
+    Effect,
     IntArray,
     Z,
     cross_fit,
@@ -221,26 +222,16 @@ def _permuted(
         draws=budget.draws,
         variance=variance,
     )
-    if not sized:
-        return finding_of(question, pair, budget, p=found.p, draws=found.draws)
-    chosen = made.sets.get(found.best, made.sets.get("squares"))
-    if chosen is None or found.best == "none":
-        return finding_of(
-            question,
-            pair,
-            budget,
-            p=found.p,
-            draws=found.draws,
-            auc=0.5,
-            low=0.5,
-            high=0.5,
-            tv=0.0,
-            js=0.0,
-        )
-    fold = folds_of(pair.target + 2 * group, seed=budget.seed)
-    fits = cross_fit(made.values[:, chosen], response[:, None], fold)
-    size = max((effect(f[:, 0], pair.target, fold) for f in fits), key=lambda e: e.auc)
-    return finding_of(question, pair, budget, p=found.p, draws=found.draws, **size.__dict__)
+    size: Effect | None = None
+    if sized and found.best == "none":  # nothing varies
+        size = Effect(auc=0.5, low=0.5, high=0.5, tv=0.0, js=0.0)
+    elif sized:
+        chosen = made.sets.get(found.best, made.sets["squares"])
+        fold = folds_of(pair.target + 2 * group, seed=budget.seed)
+        fits = cross_fit(made.values[:, chosen], response[:, None], fold)
+        size = max((effect(f[:, 0], pair.target, fold) for f in fits), key=lambda e: e.auc)
+    sizes = {} if size is None else size.__dict__
+    return finding_of(question, pair, budget, p=found.p, draws=found.draws, **sizes)
 
 
 def _permutations(response: Float64Array, group: IntArray, rng: np.random.Generator) -> Draw:
@@ -267,6 +258,7 @@ def class_numbers(pair: Pair) -> IntArray:
 def finding_of(
     question: Question, pair: Pair, budget: Budget, **found: float | str | None
 ) -> Finding:
+    """A finding with the pair's sizes and the budget's bars."""
     a, b = pair.sizes
     return Finding(
         question=question,

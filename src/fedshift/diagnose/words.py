@@ -91,7 +91,8 @@ def _others(s: SiteDiagnosis) -> str:
 
 def _between(c: Comparison, odd: str) -> str:
     """`odd` is the site that stands out most: it is among the others of every other site."""
-    among = "" if c.site == odd else f", among them {odd}, which stands out most"
+    alone = c.site == odd or c.status != "shift"
+    among = "" if alone else f", among them {odd}, which stands out most"
     name = f"{c.site} against {c.other}{among} (training rows)"
     if c.status == "cannot tell":
         return f"{name}: cannot tell: {c.findings[0].reason}."
