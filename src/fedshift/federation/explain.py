@@ -1,0 +1,232 @@
+r"""What kind of shift explains the unlabelled rows: of labels, of inputs, or none that can be seen?
+
+All sites' training laws together are p̄ = mean_k p_k^tr, all test laws q̄ = mean_l p_l^te. Every
+training row then weighs q̄/p̄, whichever site it lies at: the same objective as FTW-ERM with the
+*mixture* in the denominator, so a site that lacks a class or a region leans on its neighbours
+(the balance heuristic of multiple importance sampling). Unlabelled test rows identify the ratio
+under one of two assumptions, and each also foretells how q̄(x) differs from p̄(x):
+
+=============  ==========================  ===================================================
+kind           ratio at a training row     what it says of unlabelled rows
+=============  ==========================  ===================================================
+"label"        q̄(y) / p̄(y)                r(x) = Σ_y p̄(y | x) q̄(y) / p̄(y)
+"covariate"    q̄(x) / p̄(x)                r(x) itself, a federated logistic regression
+=============  ==========================  ===================================================
+
+Wrong weights cannot be found out by validating with the same wrong weights. But the rows can be
+asked: how well does log r(x) tell test rows from training rows it has not seen (in nats a row,
+with a paired interval), and is anything left once training rows carry the label weights?
+Gradients and label marginals leave a site, rows never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import softmax
+
+from fedshift.core.label import Calibration, bcts, mlls
+from fedshift.core.samples import Float64Array
+from fedshift.data.federation import Federation
+from fedshift.federation.crossval import Fit, Folds, cross_fit, make_folds, scores_of
+from fedshift.federation.ledger import Ledger
+from fedshift.learn.gate import Difference, difference
+
+Kind = Literal["label", "covariate"]
+
+#: rows of every site's test law that are believed to be spread evenly over the classes
+PRIOR = 6.0
+#: ridges of the classifier of sides
+RIDGES = (1.0, 0.1, 0.01)
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """One kind of shift, and how well it explains the unlabelled rows.
+
+    Attributes
+    ----------
+    kind : {"label", "covariate"}
+    log_ratio : mapping of client to ndarray (n_k,)
+        log q̄/p̄ at training rows.
+    losses : mapping of "client side" to ndarray
+        Log loss of telling held-out test from training rows by log r(x).
+    """
+
+    kind: Kind
+    log_ratio: Mapping[str, Float64Array]
+    losses: Mapping[str, Float64Array]
+
+    def against(self, other: Explanation | None = None) -> Difference:
+        """Nats a row beyond another explanation, or beyond "no shift"; below 0 this one is better.
+
+        Every site and side counts the same.
+        """
+        none = {key: np.full(len(v), np.log(2.0)) for key, v in self.losses.items()}
+        one = {key: np.ones(len(v)) for key, v in self.losses.items()}
+        return difference(self.losses, none if other is None else other.losses, one)
+
+    def __repr__(self) -> str:
+        e = self.against()
+        return f"Explanation({self.kind}: {-e.value:.3f} ± {e.error:.3f} nats a row)"
+
+
+@dataclass(frozen=True, eq=False)
+class Marginals:
+    """Label laws of every site: counted in training, estimated in use.
+
+    Attributes
+    ----------
+    train, test : mapping of client to ndarray (C,)
+    calibration : Calibration
+    """
+
+    train: Mapping[str, Float64Array]
+    test: Mapping[str, Float64Array]
+    calibration: Calibration
+
+    @property
+    def source(self) -> Float64Array:
+        """p̄(y), floored where no site has the class."""
+        return _positive(np.mean(list(self.train.values()), axis=0))
+
+    @property
+    def target(self) -> Float64Array:
+        """q̄(y)."""
+        return np.asarray(np.mean(list(self.test.values()), axis=0))
+
+
+def explain_labels(
+    federation: Federation,
+    fit: Fit,
+    fold: Folds,
+    *,
+    seed: int = 0,
+    ledger: Ledger | None = None,
+) -> tuple[Marginals, Explanation]:
+    """Test label laws of highest likelihood (`mlls`), and how well they explain the test rows.
+
+    Parameters
+    ----------
+    fit : Fit
+        Of all rows alike (ERM): its scores are calibrated on rows it has not seen.
+    """
+    classes = next(iter(fit.held_out.values())).shape[1]
+    train = {c.name: np.bincount(c.y, minlength=classes) / len(c.y) for c in federation}
+    source = _positive(np.mean(list(train.values()), axis=0))
+    calibration = _calibrated(federation, fit)
+    judged = {
+        c.name: np.mean([calibration(_chances(p, c.test_x)) for p in fit.parts], axis=0)
+        for c in federation
+    }
+    apart = _test_folds(federation, fold, seed)
+    test = {n: _law(p, source) for n, p in judged.items()}
+    laws = Marginals(train, test, calibration)
+    known = {n: calibration(softmax(s, axis=1)) for n, s in fit.held_out.items()}
+    count = 1 + max(int(f.max()) for f in fold.values())
+    # a fold of rows is judged by laws estimated without its test rows
+    without = {
+        j: np.mean([_law(p[apart[n] != j], source) for n, p in judged.items()], axis=0)
+        for j in range(count)
+    }
+    losses = _told_apart(
+        {n: _log_mixture(p, fold[n], without, source) for n, p in known.items()},
+        {n: _log_mixture(p, apart[n], without, source) for n, p in judged.items()},
+    )
+    table = np.log(np.maximum(laws.target, 1e-12)) - np.log(source)
+    if ledger is not None:
+        for c in federation:
+            up = 2 * classes + calibration.rounds * (classes + 2)
+            down = classes + calibration.rounds * (classes + 1)
+            ledger.add(c.name, "query.describe", up=8 * up, down=8 * down)
+    return laws, Explanation("label", {c.name: table[c.y] for c in federation}, losses)
+
+
+def explain_rows(
+    federation: Federation, fold: Folds, *, seed: int = 0, ledger: Ledger | None = None
+) -> Explanation:
+    """A logistic regression of side (training or test) on the columns, trained by all sites."""
+    apart = _test_folds(federation, fold, seed)
+    clients, weights, folds = [], {}, {}
+    for c in federation:
+        n, m = len(c.x), len(c.test_x)
+        clients.append(
+            replace(c, x=np.concatenate([c.x, c.test_x]), y=np.repeat([0, 1], [n, m]))
+        )
+        # both sides have the same mass, whatever their rows
+        weights[c.name] = np.repeat([(n + m) / n, (n + m) / m], [n, m])
+        folds[c.name] = np.concatenate([fold[c.name], apart[c.name]])
+    fit = cross_fit(
+        Federation(tuple(clients)),
+        weights,
+        folds,
+        classes=2,
+        ridges=RIDGES,
+        seed=seed,
+        ledger=ledger,
+        phase="train.ratio",
+    )
+    odds = {n: s[:, 1] - s[:, 0] for n, s in fit.held_out.items()}
+    train = {c.name: odds[c.name][: len(c.x)] for c in federation}
+    test = {c.name: odds[c.name][len(c.x) :] for c in federation}
+    return Explanation("covariate", train, _told_apart(train, test))
+
+
+def _told_apart(
+    train: Mapping[str, Float64Array], test: Mapping[str, Float64Array]
+) -> dict[str, Float64Array]:
+    """Log loss of log ratios that tell test from training rows."""
+    sides = (("train", train, 1.0), ("test", test, -1.0))
+    return {
+        f"{name} {side}": np.logaddexp(0.0, sign * s)
+        for side, part, sign in sides
+        for name, s in part.items()
+    }
+
+
+def _test_folds(federation: Federation, fold: Folds, seed: int) -> Folds:
+    count = 1 + max(int(f.max()) for f in fold.values())
+    rows = {c.name: np.zeros(len(c.test_x)) for c in federation}
+    return make_folds(rows, count=count, seed=seed + 1)
+
+
+def _calibrated(federation: Federation, fit: Fit) -> Calibration:
+    scores = np.concatenate([fit.held_out[c.name] for c in federation])
+    labels = np.concatenate([c.y for c in federation])
+    weight = np.concatenate([np.full(len(c.y), 1.0 / len(c.y)) for c in federation])
+    return bcts(softmax(scores, axis=1), labels, weight=weight / weight.sum())
+
+
+def _law(chances: Float64Array, source: Float64Array) -> Float64Array:
+    """Label law of highest posterior: a Dirichlet prior is some rows of known class."""
+    m, k = chances.shape
+    rows = np.concatenate([chances, np.eye(k)])
+    weight = np.concatenate([np.ones(m), np.full(k, PRIOR / k)])
+    return mlls(rows, source, weight=weight / weight.sum(), max_iter=1000, tol=1e-6).prior
+
+
+def _log_mixture(
+    chances: Float64Array,
+    fold: npt.NDArray[np.int64],
+    laws: Mapping[int, Float64Array],
+    source: Float64Array,
+) -> Float64Array:
+    """Log Σ_y p(y | x) q(y) / p(y), with the law of each row's fold."""
+    out = np.empty(len(chances))
+    for j, law in laws.items():
+        own = fold == j
+        out[own] = np.log(np.maximum(chances[own] @ (law / source), 1e-12))
+    return out
+
+
+def _chances(module: object, x: Float64Array) -> Float64Array:
+    return np.asarray(softmax(scores_of(module, x), axis=1))  # type: ignore[arg-type]
+
+
+def _positive(law: Float64Array) -> Float64Array:
+    floored = np.maximum(law, 1e-6)
+    return np.asarray(floored / floored.sum())
