@@ -28,9 +28,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
+from torch import nn
 
 from fedshift.core.label import Calibration, bcts, mlls
-from fedshift.core.samples import Float64Array
+from fedshift.core.samples import Float64Array, FloatArray
 from fedshift.data.federation import Federation
 from fedshift.federation.crossval import Fit, Folds, cross_fit, make_folds, scores_of
 from fedshift.federation.ledger import Ledger
@@ -38,10 +39,14 @@ from fedshift.learn.gate import Difference, difference
 
 Kind = Literal["label", "covariate"]
 
-#: rows of every site's test law that are believed to be spread evenly over the classes
-PRIOR = 6.0
+#: test rows' worth of belief that a site's label law is that of all training rows
+PRIOR = 3.0
 #: ridges of the classifier of sides
 RIDGES = (1.0, 0.1, 0.01)
+#: standard errors by which an explanation must beat "no shift"
+SURE = 1.64
+#: standard errors by which a shift of inputs must beat one of labels to be preferred
+DOUBT = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +110,7 @@ def explain_labels(
     fit: Fit,
     fold: Folds,
     *,
+    base: Mapping[str, Float64Array] | None = None,
     seed: int = 0,
     ledger: Ledger | None = None,
 ) -> tuple[Marginals, Explanation]:
@@ -113,12 +119,20 @@ def explain_labels(
     Parameters
     ----------
     fit : Fit
-        Of all rows alike (ERM): its scores are calibrated on rows it has not seen.
+        Of ERM: its scores are calibrated on rows it has not seen.
+    base : mapping of client to (n_k,), optional
+        Weights that training rows have anyway, and `fit` was trained with.
     """
     classes = next(iter(fit.held_out.values())).shape[1]
-    train = {c.name: np.bincount(c.y, minlength=classes) / len(c.y) for c in federation}
+    share = {
+        c.name: np.full(len(c.y), 1.0) if base is None else base[c.name] / base[c.name].mean()
+        for c in federation
+    }
+    train = {
+        c.name: np.bincount(c.y, share[c.name], minlength=classes) / len(c.y) for c in federation
+    }
     source = _positive(np.mean(list(train.values()), axis=0))
-    calibration = _calibrated(federation, fit)
+    calibration = _calibrated(federation, fit, share)
     judged = {
         c.name: np.mean([calibration(_chances(p, c.test_x)) for p in fit.parts], axis=0)
         for c in federation
@@ -147,18 +161,23 @@ def explain_labels(
 
 
 def explain_rows(
-    federation: Federation, fold: Folds, *, seed: int = 0, ledger: Ledger | None = None
+    federation: Federation,
+    fold: Folds,
+    *,
+    base: Mapping[str, Float64Array] | None = None,
+    seed: int = 0,
+    ledger: Ledger | None = None,
 ) -> Explanation:
     """A logistic regression of side (training or test) on the columns, trained by all sites."""
     apart = _test_folds(federation, fold, seed)
     clients, weights, folds = [], {}, {}
     for c in federation:
         n, m = len(c.x), len(c.test_x)
-        clients.append(
-            replace(c, x=np.concatenate([c.x, c.test_x]), y=np.repeat([0, 1], [n, m]))
-        )
+        clients.append(replace(c, x=np.concatenate([c.x, c.test_x]), y=np.repeat([0, 1], [n, m])))
         # both sides have the same mass, whatever their rows
         weights[c.name] = np.repeat([(n + m) / n, (n + m) / m], [n, m])
+        if base is not None:
+            weights[c.name][:n] *= base[c.name] / base[c.name].mean()
         folds[c.name] = np.concatenate([fold[c.name], apart[c.name]])
     fit = cross_fit(
         Federation(tuple(clients)),
@@ -174,6 +193,32 @@ def explain_rows(
     train = {c.name: odds[c.name][: len(c.x)] for c in federation}
     test = {c.name: odds[c.name][len(c.x) :] for c in federation}
     return Explanation("covariate", train, _told_apart(train, test))
+
+
+def admit(explanations: Mapping[str, Explanation]) -> tuple[str | None, dict[str, str]]:
+    """The kind of shift to weight for, if the unlabelled rows show one; why the others are not.
+
+    A kind must beat "no shift" by `SURE` standard errors. Label shift is preferred, as it needs
+    fewer numbers, unless a shift of inputs explains the rows better by `DOUBT` standard errors.
+    """
+    refused: dict[str, str] = {}
+    shown = []
+    for kind, found in explanations.items():
+        d = found.against()
+        if d.value + SURE * d.error < 0:
+            shown.append(kind)
+        else:
+            refused[kind] = (
+                f"the unlabelled rows show no such shift ({-d.value:+.3f} ± {d.error:.3f} nats)"
+            )
+    if len(shown) == 2:
+        d = explanations["label"].against(explanations["covariate"])
+        kind = "covariate" if d.value > DOUBT * d.error else "label"
+        other = "label" if kind == "covariate" else "covariate"
+        words = "better" if kind == "covariate" else "as well, with fewer numbers"
+        refused[other] = f"a {kind} shift explains the unlabelled rows {words}"
+        return kind, refused
+    return (shown[0] if shown else None), refused
 
 
 def _told_apart(
@@ -194,10 +239,10 @@ def _test_folds(federation: Federation, fold: Folds, seed: int) -> Folds:
     return make_folds(rows, count=count, seed=seed + 1)
 
 
-def _calibrated(federation: Federation, fit: Fit) -> Calibration:
+def _calibrated(federation: Federation, fit: Fit, share: Mapping[str, Float64Array]) -> Calibration:
     scores = np.concatenate([fit.held_out[c.name] for c in federation])
     labels = np.concatenate([c.y for c in federation])
-    weight = np.concatenate([np.full(len(c.y), 1.0 / len(c.y)) for c in federation])
+    weight = np.concatenate([share[c.name] / len(c.y) for c in federation])
     return bcts(softmax(scores, axis=1), labels, weight=weight / weight.sum())
 
 
@@ -205,7 +250,7 @@ def _law(chances: Float64Array, source: Float64Array) -> Float64Array:
     """Label law of highest posterior: a Dirichlet prior is some rows of known class."""
     m, k = chances.shape
     rows = np.concatenate([chances, np.eye(k)])
-    weight = np.concatenate([np.ones(m), np.full(k, PRIOR / k)])
+    weight = np.concatenate([np.ones(m), PRIOR * source])
     return mlls(rows, source, weight=weight / weight.sum(), max_iter=1000, tol=1e-6).prior
 
 
@@ -223,8 +268,8 @@ def _log_mixture(
     return out
 
 
-def _chances(module: object, x: Float64Array) -> Float64Array:
-    return np.asarray(softmax(scores_of(module, x), axis=1))  # type: ignore[arg-type]
+def _chances(module: nn.Module, x: FloatArray) -> Float64Array:
+    return np.asarray(softmax(scores_of(module, x), axis=1))
 
 
 def _positive(law: Float64Array) -> Float64Array:

@@ -18,6 +18,7 @@ looks for it in the unlabelled rows.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,23 +45,25 @@ class Rule:
     ----------
     level : float
         Of the two-sided interval of the difference.
+    gain : float
+        Standard errors by which it must be better.
     margin : float
         Harm that the interval may reach, as a share of the baseline's weighted risk.
     min_ess : float
         Effective held-out rows below which nothing can be told.
     """
 
-    level: float = 0.9
-    margin: float = 0.1
+    level: float = 0.8
+    gain: float = 0.5
+    margin: float = 0.25
     min_ess: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
             raise InputError(f"Rule: level must be in (0, 1); got {self.level}")
-        if not (self.margin >= 0 and self.min_ess >= 0):
-            raise InputError(
-                f"Rule: margin and min_ess must be at least 0; got {self.margin}, {self.min_ess}"
-            )
+        for name in ("gain", "margin", "min_ess"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"Rule: {name} must be at least 0; got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +183,7 @@ class Gate:
             "status": self.status,
             "reasons": dict(self.reasons),
             "differences": [d.to_dict() for d in self.differences.values()],
-            "level": self.rule.level,
-            "margin": self.rule.margin,
-            "min_ess": self.rule.min_ess,
+            "rule": dataclasses.asdict(self.rule),
         }
 
 
@@ -197,8 +198,8 @@ def gate(
 ) -> Gate:
     """Take the candidate that gains most, if its gain is no accident; else the baseline.
 
-    A candidate passes if its weighted held-out risk is below the baseline's, the interval of the
-    difference stays below the rule's margin for harm, and enough rows count to tell.
+    A candidate passes if its weighted held-out risk is below the baseline's by the rule's `gain`,
+    the interval of the difference stays below its `margin` for harm, and enough rows count.
 
     Parameters
     ----------
@@ -269,8 +270,8 @@ def difference(
 def _sums(v: Float64Array, d: Float64Array) -> WeightedRisk:
     """A difference of losses is a loss."""
     s = v * v
-    parts = (v, s, v * d, s * d, s * d * d)
-    return WeightedRisk(len(v), *(float(p.sum()) for p in parts), math.nan, math.nan)
+    v1, v2, vd, v2d, v2d2 = (float(p.sum()) for p in (v, s, v * d, s * d, s * d * d))
+    return WeightedRisk(len(v), v1, v2, vd, v2d, v2d2, math.nan, math.nan)
 
 
 def _read(values: ByClient, name: str) -> Float64Array:
@@ -291,7 +292,7 @@ def _judge(d: Difference, rule: Rule) -> tuple[bool, str]:
     said = f"weighting would change the risk {d.risk:.3g} by {d.value:+.3g} ± {half:.2g}"
     if d.ess < rule.min_ess:
         return False, f"only {d.ess:.1f} held-out rows count, too few to tell"
-    if d.value >= 0:
+    if d.value >= 0 or -d.value < rule.gain * d.error:
         return False, said
     if d.interval[1] > rule.margin * d.risk:
         return False, f"{said}, which may be harm"
