@@ -89,8 +89,9 @@ def descend(
     found = []
     for ridge in ridges:
         end = minimize(
-            lambda t, r=ridge: _pulled(value, t, r * matrix),
+            _pulled,
             at,
+            args=(value, ridge * matrix),
             jac=True,
             method="L-BFGS-B",
             options={"maxcor": MEMORY, "maxfun": rounds, "maxiter": rounds, "gtol": tol},
@@ -106,7 +107,7 @@ def descend(
     return found
 
 
-def _pulled(value: Value, at: Float64Array, pull: Float64Array) -> tuple[float, Float64Array]:
+def _pulled(at: Float64Array, value: Value, pull: Float64Array) -> tuple[float, Float64Array]:
     """A loss and its gradient with a ridge added."""
     loss, gradient = value(at)
     return loss + float(pull @ np.square(at)) / 2, gradient + pull * at

@@ -28,9 +28,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
+from torch import nn
 
 from fedshift.core.label import Calibration, bcts, mlls
-from fedshift.core.samples import Float64Array
+from fedshift.core.samples import Float64Array, FloatArray
 from fedshift.data.federation import Federation
 from fedshift.federation.crossval import Fit, Folds, cross_fit, make_folds, scores_of
 from fedshift.federation.ledger import Ledger
@@ -267,8 +268,8 @@ def _log_mixture(
     return out
 
 
-def _chances(module: object, x: Float64Array) -> Float64Array:
-    return np.asarray(softmax(scores_of(module, x), axis=1))  # type: ignore[arg-type]
+def _chances(module: nn.Module, x: FloatArray) -> Float64Array:
+    return np.asarray(softmax(scores_of(module, x), axis=1))
 
 
 def _positive(law: Float64Array) -> Float64Array:

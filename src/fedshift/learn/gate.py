@@ -270,8 +270,8 @@ def difference(
 def _sums(v: Float64Array, d: Float64Array) -> WeightedRisk:
     """A difference of losses is a loss."""
     s = v * v
-    parts = (v, s, v * d, s * d, s * d * d)
-    return WeightedRisk(len(v), *(float(p.sum()) for p in parts), math.nan, math.nan)
+    v1, v2, vd, v2d, v2d2 = (float(p.sum()) for p in (v, s, v * d, s * d, s * d * d))
+    return WeightedRisk(len(v), v1, v2, vd, v2d, v2d2, math.nan, math.nan)
 
 
 def _read(values: ByClient, name: str) -> Float64Array:

@@ -163,7 +163,7 @@ class Linear(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A model that takes columns as they come: y = out_mean + out_scale · model((x − mean) / scale).
+    """A model that takes columns as they come: a + b · model((x − mean) / scale), (a, b) = out.
 
     Parameters
     ----------
