@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedshift.core.samples import FloatArray
 from fedshift.data.federation import Federation
 from fedshift.data.tables import Encoded, Sites
 from fedshift.diagnose import Diagnosis, Drift, ShiftMap, diagnose, drift, shift_map
@@ -118,6 +119,9 @@ def since(
 ) -> Drift:
     """Compare new deployment rows with those the weights were made for.
 
+    With a run of `fedshift train`, label laws are estimated anew as well, starting from the old
+    ones and with the run's own classifier: nothing is trained.
+
     Parameters
     ----------
     path : path
@@ -125,26 +129,30 @@ def since(
     before : path
         The run of `fedshift train`, or the folder of site files it was given.
     """
-    old = Path(before)
+    old, labels = Path(before), None
     if (old / store.ENCODER).is_file():
         kept = store.load(old)
-        encoder, reference = kept.encoder, dict(kept.reference)
+        encoder, labels = kept.encoder, kept.labels
+        reference: Mapping[str, FloatArray] = kept.reference
     else:
         encoded = Sites.read(old, seed=seed, **settings).encode()
-        encoder, reference = encoded.encoder, dict(encoded.federation.test)
+        encoder, reference = encoded.encoder, encoded.federation.test
     new = {site: batch.x for site, batch in encoder.read(path).items()}
     both = [site for site in reference if site in new]
     if not both:
         raise InputError(
             f"{path} must have rows of a site of {before}: {sorted(reference)}; got {sorted(new)}"
         )
-    return drift(
+    found = drift(
         {site: reference[site] for site in both},
         {site: new[site] for site in both},
         columns=list(encoder.columns),
         features=encoder.columns,
         seed=seed,
     )
+    if labels is None:
+        return found
+    return Drift(tuple(replace(s, labels=labels.update(s.site, new[s.site])) for s in found.sites))
 
 
 def federation_of(path: str | os.PathLike[str], **settings: Any) -> Federation:
