@@ -214,10 +214,13 @@ class Calibration:
         Above one for an over-confident classifier.
     bias : ndarray (k,)
         Sums to zero.
+    rounds : int
+        Gradients its fit took: what calibrating in a federation costs.
     """
 
     temperature: float
     bias: Float64Array
+    rounds: int = 0
 
     def __call__(self, probabilities: npt.ArrayLike) -> Float64Array:
         """Calibrated probabilities, shape (n, k)."""
@@ -279,7 +282,7 @@ def bcts(
         options={"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9},
     )
     bias = found.x[1:] - found.x[1:].mean()
-    return Calibration(float(np.exp(-found.x[0])), bias)
+    return Calibration(float(np.exp(-found.x[0])), bias, int(found.nfev))
 
 
 # --------------------------------------------------------------------------- helpers
