@@ -65,7 +65,8 @@ def _site(s: SiteDiagnosis) -> str:
     if s.status == "cannot tell":
         return f"{name}: cannot tell whether training and test differ: {s.findings[0].reason}."
     if s.status == "no shift found":
-        size = f"AUC {s.findings[0].auc:.2f}, at most {s.findings[0].high:.2f}"
+        most = s.main
+        size = f"{most.question}: AUC {most.auc:.2f}, at most {most.high:.2f}"
         return f"{name}: no shift found between training and test ({size}){_others(s)}."
     if s.status == "too small to matter":
         size = f"{_sizes(s)}{_others(s)}"
