@@ -10,7 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedshift import core, data, errors, federation, learn, ratio, theory
+    from fedshift import (
+        core,
+        data,
+        diagnose,
+        errors,
+        federation,
+        learn,
+        ratio,
+        sites,
+        tabular,
+        theory,
+    )
     from fedshift.core.weights import Weighting, Weights, effective_sample_size
     from fedshift.data import shift, tables
     from fedshift.data.federation import ClientData, Federation
@@ -45,13 +56,16 @@ _HOME = {
 _ROOMS = {
     "core": "fedshift.core",
     "data": "fedshift.data",
+    "diagnose": "fedshift.diagnose",
     "errors": "fedshift.errors",
     "federation": "fedshift.federation",
     "learn": "fedshift.learn",
     "models": "fedshift.learn.models",
     "ratio": "fedshift.ratio",
     "shift": "fedshift.data.shift",
+    "sites": "fedshift.sites",
     "tables": "fedshift.data.tables",
+    "tabular": "fedshift.tabular",
     "theory": "fedshift.theory",
 }
 
@@ -73,6 +87,7 @@ __all__ = [
     "__version__",
     "core",
     "data",
+    "diagnose",
     "effective_sample_size",
     "errors",
     "federation",
@@ -81,7 +96,9 @@ __all__ = [
     "ratio",
     "run",
     "shift",
+    "sites",
     "tables",
+    "tabular",
     "theory",
 ]
 
