@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,12 @@ def write(
         out = csv.writer(file)
         out.writerow(COLUMNS)
         out.writerows(zip(*columns, strict=True))
+
+
+@pytest.fixture(scope="session")
+def write_site() -> Callable[..., None]:
+    """See `write`."""
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,6 @@ from fedshift.cli import main
 from fedshift.errors import InputError
 from fedshift.sites import examine, load, since, train
 from fedshift.sites.flow import Trained
-from tests.sites.conftest import COLUMNS, write
 
 
 @pytest.fixture(scope="module")
@@ -93,23 +93,25 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_new_rows_of_the_same_law_keep_the_weights(
-    made: Trained, shifted: Path, tmp_path: Path
+    made: Trained, shifted: Path, tmp_path: Path, write_site: Callable[..., None]
 ) -> None:
     made.save(tmp_path / "run")
     new = tmp_path / "new"
     for name, ill in (("a", 0.7), ("b", 0.7)):
-        write(new, name, "test", 200, ill, 5)
+        write_site(new, name, "test", 200, ill, 5)
     found = since(new, tmp_path / "run")
     assert found.verdict == "keep the weights"
     assert [s.site for s in found.sites] == ["a", "b"]
     assert since(new, shifted, label="ill").verdict == "keep the weights"
 
 
-def test_new_rows_of_another_law_ask_for_new_weights(made: Trained, tmp_path: Path) -> None:
+def test_new_rows_of_another_law_ask_for_new_weights(
+    made: Trained, tmp_path: Path, write_site: Callable[..., None]
+) -> None:
     made.save(tmp_path / "run")
     new = tmp_path / "new"
-    write(new, "a", "test", 400, 0.05, 5)
-    write(new, "b", "test", 200, 0.7, 5)
+    write_site(new, "a", "test", 400, 0.05, 5)
+    write_site(new, "b", "test", 200, 0.7, 5)
     found = since(new, tmp_path / "run")
     assert found.verdict == "re-estimate"
     assert found["a"].verdict == "re-estimate"
@@ -121,9 +123,11 @@ def test_new_rows_of_another_law_ask_for_new_weights(made: Trained, tmp_path: Pa
     assert law.now[ill] < 0.2
 
 
-def test_since_needs_a_site_in_common(made: Trained, tmp_path: Path) -> None:
+def test_since_needs_a_site_in_common(
+    made: Trained, tmp_path: Path, write_site: Callable[..., None]
+) -> None:
     made.save(tmp_path / "run")
-    write(tmp_path / "new", "elsewhere", "test", 50, 0.5, 0)
+    write_site(tmp_path / "new", "elsewhere", "test", 50, 0.5, 0)
     with pytest.raises(InputError, match="elsewhere"):
         since(tmp_path / "new", tmp_path / "run")
 
@@ -131,24 +135,25 @@ def test_since_needs_a_site_in_common(made: Trained, tmp_path: Path) -> None:
 # -- what real folders are like --------------------------------------------------------------------
 
 
-def test_awkward_sites_end_cleanly_and_soon(tmp_path: Path) -> None:
+def test_awkward_sites_end_cleanly_and_soon(
+    tmp_path: Path, write_site: Callable[..., None]
+) -> None:
     folder = tmp_path / "sites"
     for name in ("north", "south"):
-        write(folder, name, "train", 300, 0.3, 1)
-        write(folder, name, "test", 150, 0.5, 1)
-    write(folder, "tiny", "train", 5, 0.5, 1)
-    write(folder, "tiny", "test", 5, 0.5, 1)
-    write(folder, "healthy", "train", 60, 0.0, 1)  # one class
-    write(folder, "healthy", "test", 30, 0.0, 1)
-    write(folder, "narrow", "train", 100, 0.4, 1)
-    write(folder, "narrow", "test", 60, 0.4, 1)
+        write_site(folder, name, "train", 300, 0.3, 1)
+        write_site(folder, name, "test", 150, 0.5, 1)
+    write_site(folder, "tiny", "train", 5, 0.5, 1)
+    write_site(folder, "tiny", "test", 5, 0.5, 1)
+    write_site(folder, "healthy", "train", 60, 0.0, 1)  # one class
+    write_site(folder, "healthy", "test", 30, 0.0, 1)
+    write_site(folder, "narrow", "train", 100, 0.4, 1)
+    write_site(folder, "narrow", "test", 60, 0.4, 1)
     for path in (folder / "narrow").glob("*.csv"):  # a column missing, one constant
         with path.open(newline="") as file:
             rows = list(csv.reader(file))
-        drop, flat = COLUMNS.index("chol"), COLUMNS.index("pulse")
-        rows = [
-            r[:flat] + ["pulse" if i == 0 else "70"] + r[flat + 1 :] for i, r in enumerate(rows)
-        ]
+        drop, flat = rows[0].index("chol"), rows[0].index("pulse")
+        for row in rows[1:]:
+            row[flat] = "70"
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([r[:drop] + r[drop + 1 :] for r in rows])
     begin = time.perf_counter()
@@ -192,7 +197,10 @@ def test_a_record_of_looking_only_makes_a_page(shifted: Path) -> None:
 
 
 def test_one_command_from_files_to_report(
-    shifted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shifted: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    write_site: Callable[..., None],
 ) -> None:
     out = tmp_path / "run"
     assert main(["train", str(shifted), "--label", "ill", "-o", str(out)]) == 0
@@ -202,7 +210,7 @@ def test_one_command_from_files_to_report(
     page = (out / "report.html").read_text()
     assert main(["report", str(out), "-o", str(tmp_path / "again.html")]) == 0
     assert (tmp_path / "again.html").read_text() == page
-    write(tmp_path / "new", "a", "test", 400, 0.05, 5)
+    write_site(tmp_path / "new", "a", "test", 400, 0.05, 5)
     assert main(["diagnose", str(tmp_path / "new"), "--since", str(out)]) == 0
     assert "re-estimate" in capsys.readouterr().out
 
