@@ -148,6 +148,7 @@ def mlls(
     source_prior: npt.ArrayLike,
     *,
     weight: npt.ArrayLike | None = None,
+    start: npt.ArrayLike | None = None,
     max_iter: int = 10_000,
     tol: float = 1e-10,
 ) -> MLLSFit:
@@ -166,6 +167,9 @@ def mlls(
         π, the source label law, all positive.
     weight : array (m,), optional
         Probability of each row.
+    start : array (k,), optional
+        Where EM starts, as the law estimated from an earlier batch; by default the source law. A
+        little of the source law is mixed in, as a share of 0 would stay 0 for ever.
     max_iter, tol
         Stop when no share moves by more than `tol`.
 
@@ -185,6 +189,8 @@ def mlls(
     w = np.full(len(p), 1.0 / len(p)) if weight is None else read_law(weight, len(p), "weight")
     lift = p / prior
     q = prior.copy()
+    if start is not None:
+        q = 0.999 * read_law(start, len(prior), "start") + 0.001 * prior
     trace: list[float] = []
     for _ in range(max_iter):
         mixture = lift @ q
