@@ -106,7 +106,7 @@ def to_markdown(sheets: Sequence[Sheet]) -> str:
         rows = [[_markdown(cell) for cell in row] for row in (sheet.header, *sheet.rows)]
         lines = ["| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:])]
         notes = [f"- {_markdown(note)}" for note in sheet.notes]
-        parts.append("\n".join(f"## {_markdown(sheet.title)}", "", *lines, "", *notes).strip())
+        parts.append("\n".join([f"## {_markdown(sheet.title)}", "", *lines, "", *notes]).strip())
     return "\n\n".join(parts) + "\n"
 
 
