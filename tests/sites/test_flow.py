@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from fedshift.report.build import build_report
 
 from fedshift.cli import main
 from fedshift.errors import InputError
+from fedshift.report.build import build_report
 from fedshift.sites import examine, load, since, train
 from fedshift.sites.flow import Trained
 

@@ -177,11 +177,9 @@ def _weighed(
         total, by_name = predicted_effect([sites[k] for k in order], seed=budget.seed)
         each = [effect for _, effect in sorted(zip(order, by_name, strict=True))]
     else:
-        told = all(c["inputs"].status != "cannot tell" for c in compared)
-        total = NOTHING if told else PredictedEffect(reason="too few rows")
-        each = [
-            PredictedEffect(reason="too few rows") if s.weight is None else NOTHING for s in sites
-        ]
+        unknown = PredictedEffect(reason="too few rows, or no shift of the inputs to follow")
+        total = NOTHING if all(s.weight is not None for s in sites) else unknown
+        each = [unknown if s.weight is None else NOTHING for s in sites]
     made = tuple(
         SiteDiagnosis(
             **c.__dict__,
@@ -203,7 +201,9 @@ def _ratio(
     if found.status == "cannot tell":
         return Overlap(reason=found.reason), None
     if found.status != "shift":
-        return whole(len(plan.source)), np.ones(pair.sizes[0])
+        # test labels may show what the inputs hide; ratios, made without them, cannot follow
+        hidden = c.status == "shift"
+        return whole(len(plan.source)), None if hidden else np.ones(pair.sizes[0])
     lap, log_ratio = overlap(pair, budget, rows=len(plan.source))
     if c.kind.name == "label":
         with suppress(InputError):

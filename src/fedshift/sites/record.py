@@ -106,7 +106,7 @@ def _weights(outcome: TabularOutcome, name: str, values: Float64Array) -> dict[s
         "max": top,
         "ess": float(values.sum() ** 2 / max(float((values**2).sum()), 1e-300)),
         "coverage": None if known is None else known.coverage,
-        "changes": [] if known is None else list(known.changes),
+        "changes": "unchanged" if known is None else known.changes,
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
     }
 
