@@ -210,6 +210,166 @@ def test_interrupted_is_130(
     assert cli.main(["demo"]) == 130
 
 
+# -- rooms and studies ---------------------------------------------------------------------------
+
+STUDY = """
+title = "What ten images cost"
+study = "communication"
+samples = 10
+"""
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A room of two recipes and a study, and another whose name begins the same."""
+    files = {"a/one": RECIPE, "a/study": STUDY, "a/two": RECIPE, "ab/three": RECIPE}
+    for name, text in files.items():
+        path = tmp_path / "recipes" / f"{name}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = {name: tmp_path / "recipes" / f"{name}.toml" for name in files}
+    for module in ("recipe", "study"):
+        monkeypatch.setattr(f"fedshift.experiments.{module}.recipes", lambda: found)
+    return tmp_path / "recipes" / "a"
+
+
+def test_run_a_whole_room(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["run", "a/all", "--out", str(tmp_path / "runs"), "--set", "plan.iterations=2"]
+    assert cli.main([*words, "--seeds", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("FTW seed 0: accuracy") == 2
+    assert "What ten images cost (a/study)" in printed
+    results = sorted((tmp_path / "runs").rglob("result.json"))
+    assert [str(p.parent.relative_to(tmp_path / "runs")) for p in results] == [
+        "a/one/ERM/seed-0",
+        "a/one/FTW/seed-0",
+        "a/study",
+        "a/two/ERM/seed-0",
+        "a/two/FTW/seed-0",
+    ]
+    assert json.loads(results[0].read_text())["rounds"] == 2
+    # and all of it in one page
+    assert cli.main(["compare", str(tmp_path / "runs"), "-o", str(tmp_path / "all.md")]) == 0
+    titles = [x for x in (tmp_path / "all.md").read_text().splitlines() if x.startswith("## ")]
+    assert len(titles) == 3
+    assert titles[-1] == "## What ten images cost (a/study)"
+
+
+def test_a_recipe_that_fails_stops_no_other(
+    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (room / "one.toml").write_text(RECIPE.replace("[plan]", "[plann]"))
+    assert cli.main(["run", "a/all", "--out", str(tmp_path / "runs")]) == 1
+    out, error = capsys.readouterr()
+    assert "FTW seed 0: accuracy" in out
+    assert "a/one: one.toml: unknown key 'plann'; " in error
+    assert error.endswith("fedshift: 1 of 3 recipes failed: a/one\n")
+    assert (tmp_path / "runs/a/two/FTW/seed-0/result.json").exists()
+
+
+def test_interrupting_a_room_ends_it(
+    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedshift.experiments.runner.run_workflow", interrupt)
+    assert cli.main(["run", "a/all", "--out", str(tmp_path / "runs")]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert not (tmp_path / "runs/a/study").exists()
+
+
+def test_a_dry_run_of_a_room(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    assert cli.main(["run", "smoke/all", "--dry-run", "--out", str(tmp_path / "runs")]) == 0
+    printed = capsys.readouterr().out
+    for name in ("smoke/digits:", "smoke/digits-fedavg:", "smoke/gaussian:"):
+        assert name in printed
+    assert not (tmp_path / "runs").exists()
+    assert cli.main(["run", "paper/communication", "--dry-run", "--out", str(tmp_path)]) == 0
+    assert "Traffic(samples=1000" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["smok/all", "all", "smoke/", "/all"])
+def test_there_is_no_such_room(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["run", name, "--out", str(tmp_path)]) == 1
+    assert f"got {name!r}" in capsys.readouterr().err
+
+
+def test_a_study_is_run_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file, out = tmp_path / "ten images.toml", tmp_path / "runs"
+    file.write_text(STUDY)
+    assert cli.main(["run", str(file), "--out", str(out), "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "0.03 MB" in printed
+    assert cli.main(["compare", str(out), str(out / "ten-images"), "--format", "markdown"]) == 0
+    compared = capsys.readouterr().out
+    assert compared.startswith("## What ten images cost (ten-images)")
+    assert compared.count("## ") == 1  # named twice, shown once
+
+
+@pytest.mark.parametrize("words", [["--set", "samples=5"], ["--seeds", "0"], ["--method", "FTW"]])
+def test_a_study_has_nothing_to_choose(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert cli.main(["run", "paper/communication", "--out", str(tmp_path), *words]) == 1
+    assert "paper/communication is a study, without methods" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- pack ----------------------------------------------------------------------------------------
+
+
+def test_pack_and_compare(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    runs, file = tmp_path / "runs", tmp_path / "kept" / "mine.jsonl"
+    assert cli.main(["run", str(recipe), "--out", str(runs), "--seeds", "0:2"]) == 0
+    capsys.readouterr()
+    assert cli.main(["pack", str(runs), "-o", str(file)]) == 0
+    assert capsys.readouterr().out == f"wrote 4 runs to {file}\n"
+    said = []
+    for place in (runs, file):
+        assert cli.main(["compare", str(place), "--format", "markdown"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert "| FTW |" in said[0]
+    # an unfinished run is left out, and told
+    (runs / "two/FTW/seed-1/result.json").unlink()
+    assert cli.main(["pack", str(runs), "-o", str(file)]) == 0
+    assert capsys.readouterr().out == f"wrote 3 runs to {file}; not finished, so left out: 1\n"
+    assert len(file.read_text().splitlines()) == 3
+    # one file of several, in the place of one of them
+    assert cli.main(["pack", str(file), "-o", str(file)]) == 0
+    assert "wrote 3 runs" in capsys.readouterr().out
+
+
+def test_pack_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    good, bad = str(tmp_path / "out.jsonl"), tmp_path / "bad.jsonl"
+    bad.write_text("{}\n")
+    for words, said in (
+        ([str(tmp_path), "-o", str(tmp_path / "out.json")], "--output must end in .jsonl; got"),
+        ([str(tmp_path), "-o", good], "there must be a finished run"),
+        ([str(tmp_path / "nowhere"), "-o", good], "runs must be a folder"),
+        ([str(bad), "-o", good], "bad.jsonl, line 1, must be a run that 'fedshift pack' wrote"),
+    ):
+        assert cli.main(["pack", *words]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("fedshift: ")
+        assert said in error
+        assert error.count("\n") == 1
+    assert not Path(good).exists()
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["pack", str(tmp_path)])
+
+
+def test_studies_hide_no_mistake(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["run", "paper/communication", "--out", str(tmp_path / "studies")]) == 0
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{}\n")
+    for wrong, said in ((bad, "line 1, must be a run"), (tmp_path / "no", "must be a folder")):
+        assert cli.main(["compare", str(tmp_path / "studies"), str(wrong)]) == 1
+        assert said in capsys.readouterr().err
+
+
 # -- list and doctor -----------------------------------------------------------------------------
 
 
@@ -220,6 +380,8 @@ def test_list(capsys: pytest.CaptureFixture) -> None:
         assert name in printed
     for name in ("resnet18", "fitw", "focus:CLIENT", "multi-source", "dirichlet"):
         assert name in printed
+    assert re.search(r"paper/communication +What sharing samples costs", printed)
+    assert "paper/kmeans-bound" in printed
 
 
 def test_doctor_is_well(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

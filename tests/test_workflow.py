@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from sklearn.base import clone
 
 import fedshift as fs
-from fedshift.data import GaussianShift
+from fedshift.data import ClientData, GaussianShift
 from fedshift.errors import CheckpointError, InputError, LowCoverage
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.weigh import log_ratios, weigh
@@ -164,7 +166,81 @@ class TestTraining:
             both = np.concatenate([a.x, b.x])
             np.testing.assert_array_equal(np.sort(both, axis=0), np.sort(whole.x, axis=0))
 
-    def test_test_labels_touch_nothing_but_the_evaluation(self) -> None:
+    @hypothesis.given(
+        st.lists(st.integers(0, 60), min_size=1, max_size=5).filter(lambda c: sum(c) > 1),
+        st.floats(0.01, 0.9),
+        st.integers(0, 50),
+    )
+    @hypothesis.settings(max_examples=60, deadline=None)
+    def test_classes_keep_their_share_of_both_sides(
+        self, counts: list[int], share: float, seed: int
+    ) -> None:
+        y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+        n = len(y)
+        count = max(1, round(share * n))
+        if count >= n:
+            return
+        c = ClientData("a", np.arange(n, dtype=float)[:, None], y, np.zeros((1, 1)))
+        fed = fs.Federation((c,))
+        kept, held = hold_out(fed, None, settings(validation=share, seed=seed))
+        assert held is not None
+        a, b = kept[0][0], held[0][0]
+        assert (len(a.y), len(b.y)) == (n - count, count)  # exact
+        for side in (a, b):  # rows go with their labels, in order
+            np.testing.assert_array_equal(side.y, y[side.x[:, 0].astype(int)])
+            assert (np.diff(side.x[:, 0]) > 0).all()
+        np.testing.assert_array_equal(np.sort(np.concatenate([a.x, b.x])[:, 0]), np.arange(n))
+        out = np.bincount(b.y, minlength=len(counts))
+        expected = np.array(counts) * count / n
+        assert (np.abs(out - expected) < 1).all()
+
+    def test_rows_of_a_class_are_held_out_at_random(self) -> None:
+        y = np.repeat([0, 1], [40, 10])
+        c = ClientData("a", np.arange(50.0)[:, None], y, np.zeros((1, 1)))
+        met = np.zeros(50)
+        for seed in range(400):
+            _, held = hold_out(fs.Federation((c,)), None, settings(validation=0.2, seed=seed))
+            assert held is not None
+            assert np.bincount(held[0][0].y).tolist() == [8, 2]
+            met[held[0][0].x[:, 0].astype(int)] += 1
+        assert np.abs(met / 400 - 0.2).max() < 4.5 * np.sqrt(0.2 * 0.8 / 400)
+
+    def test_weights_go_with_their_rows_and_clients_draw_alone(self) -> None:
+        fed = federation()
+        found = weigh(fed, "exact")
+        assert found is not None
+        kept, held = hold_out(fed, found, settings(validation=0.25))
+        assert held is not None
+        for part, values in (kept, held):
+            assert values is not None
+            for c in part:
+                whole = fed[c.name]
+                where = [int(np.flatnonzero((whole.x == row).all(1))[0]) for row in c.x]
+                np.testing.assert_array_equal(values[c.name], found[c.name].values[where])
+        alone, _ = hold_out(fs.Federation((fed[1],)), None, settings(validation=0.25))
+        np.testing.assert_array_equal(alone[0][0].x, kept[0][1].x)
+
+    def test_real_values_are_held_out_by_number_alone(self) -> None:
+        rng = np.random.default_rng(0)
+        c = ClientData("a", rng.normal(size=(37, 2)), rng.normal(size=37), np.zeros((1, 2)))
+        chosen = settings(validation=0.3, loss="squared")
+        kept, held = hold_out(fs.Federation((c,)), None, chosen)
+        assert held is not None
+        assert (len(kept[0][0].y), len(held[0][0].y)) == (26, 11)
+        turned = replace(c, y=c.y[::-1])  # the same rows, whatever their values
+        again, _ = hold_out(fs.Federation((turned,)), None, chosen)
+        np.testing.assert_array_equal(again[0][0].x, kept[0][0].x)
+
+    def test_too_few_rows_to_hold_out(self) -> None:
+        c = ClientData("ward", np.zeros((2, 1)), np.array([0, 1]), np.zeros((1, 1)))
+        with pytest.raises(InputError, match="client 'ward' has 2 rows, too few to keep 2 out"):
+            hold_out(fs.Federation((c,)), None, settings(validation=0.9))
+
+    @pytest.mark.parametrize("ratio", ["multi-source", "federated-mlls"])
+    @pytest.mark.parametrize(
+        "remedies", [{}, {"importance": "sampling", "mixup": 1.0, "average": 0.9}]
+    )
+    def test_test_labels_touch_nothing_but_the_evaluation(self, ratio: str, remedies: Any) -> None:
         fed = federation()
         rng = np.random.default_rng(0)
         shuffled = replace(
@@ -172,7 +248,13 @@ class TestTraining:
             clients=tuple(replace(c, test_y=rng.permutation(c.test_y)) for c in fed),
         )
         chosen = settings(
-            validation=0.2, choose="best", patience=3, check_every=5, ratio="multi-source"
+            validation=0.2,
+            choose="best",
+            patience=3,
+            check_every=5,
+            ratio=ratio,
+            plan=replace(PLAN, **remedies),
+            watch_test=True,
         )
         a, b = run(fed, chosen), run(shuffled, chosen)
         assert a.evaluation is not None
@@ -201,9 +283,11 @@ class TestTraining:
         losses = [line["validation_loss"] for line in out.history]
         assert out.state.round == out.history[int(np.argmin(losses))]["round"]
 
-    def test_a_killed_run_goes_on_to_the_same_result(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("remedies", [{}, {"mixup": 0.5, "average": 0.9}])
+    def test_a_killed_run_goes_on_to_the_same_result(self, remedies: Any, tmp_path: Path) -> None:
         fed = federation()
-        chosen = settings(validation=0.2, choose="best", check_every=10)
+        plan = replace(PLAN, **remedies)
+        chosen = settings(validation=0.2, choose="best", check_every=10, plan=plan)
         whole = run(fed, chosen)
 
         class Stop(Exception):
@@ -218,8 +302,28 @@ class TestTraining:
         rest = run(fed, chosen, folder=tmp_path)
         assert [line["round"] for line in rest.history] == [10, 20, 30, 40, 50, 60]
         assert rest.ledger == whole.ledger
+        assert ("mean_params" in whole.state.tensors) == bool(remedies)
         for name, t in whole.state.tensors.items():
             assert torch.equal(t, rest.state.tensors[name])
+
+    def test_what_is_judged_is_the_mean(self) -> None:
+        fed = federation()
+        plan = replace(PLAN, average=0.9)
+        out = run(fed, settings(plan=plan, validation=0.2, watch_test=True, precision="float64"))
+        mean = out.state.tensors["mean_params"]
+        assert not torch.equal(mean, out.state.tensors["params"])
+        model = out.model()
+        assert torch.equal(torch.cat([p.ravel() for p in model.parameters()]), mean)
+        accuracy = [
+            float((model(torch.as_tensor(c.test_x)).argmax(1).numpy() == c.test_y).mean())
+            for c in fed
+        ]
+        assert out.evaluation is not None
+        assert out.evaluation.mean == pytest.approx(np.mean(accuracy))
+        assert out.history[-1]["test_accuracy"] == pytest.approx(np.mean(accuracy))
+        last = run(fed, settings(validation=0.2, precision="float64"))
+        assert last.history[-1]["validation_loss"] != out.history[-1]["validation_loss"]
+        assert last.history[-1]["loss"] == pytest.approx(out.history[-1]["loss"])
 
     def test_the_engines_agree(self) -> None:
         fed = federation()
@@ -229,7 +333,15 @@ class TestTraining:
         )
 
     @pytest.mark.parametrize(
-        "change", [{"seed": 1}, {"model": "mlp"}, {"precision": "float64"}, {"engine": "reference"}]
+        "change",
+        [
+            {"seed": 1},
+            {"model": "mlp"},
+            {"precision": "float64"},
+            {"engine": "reference"},
+            {"plan": replace(PLAN, average=0.9)},
+            {"plan": replace(PLAN, mixup=0.1)},
+        ],
     )
     def test_a_folder_of_another_run_is_refused(self, tmp_path: Path, change: Any) -> None:
         fed = federation()

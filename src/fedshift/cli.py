@@ -361,7 +361,6 @@ def _run(given: argparse.Namespace) -> int:
         given.wrong(f"argument --seeds: {error}")
     if given.device is not None:
         check_device(given.device)
-        given.changes.append(f'train.device="{given.device}"')
     failed = []
     names = _named(given.recipe)
     for name in names:
@@ -401,13 +400,19 @@ def _run_one(given: argparse.Namespace, name: str, seeds: tuple[int, ...]) -> No
 
     recipe = load_any(name)
     if isinstance(recipe, StudyRecipe):
+        if given.recipe == name and (given.method or seeds or given.changes):
+            raise InputError(
+                f"{name} is a study, without methods, seeds or settings; leave --method, --seeds "
+                "and --set out, or run a .toml file of your own"
+            )
         if given.dry_run:
             print(f"{name}: {recipe.title} ({recipe.study})")
         else:
             show([recipe.run(given.out, data_dir=given.data_dir)], Console())
         return
-    if given.changes:
-        recipe = recipe.changed(given.changes)
+    device = [] if given.device is None else [f'train.device="{given.device}"']
+    if given.changes or device:
+        recipe = recipe.changed([*given.changes, *device])
     if given.dry_run:
         describe(recipe, given.out, methods=given.method, seeds=seeds, data_dir=given.data_dir)
     else:
@@ -431,14 +436,14 @@ def _compare(given: argparse.Namespace) -> int:
     from fedshift.report.comparison import render, show
 
     known = [Recipe.load(name) for name in given.recipe]
-    sheets = [sheet for place in given.runs for sheet in studies_in(place)]
-    try:
-        found = compare(given.runs, published=given.published or bool(known), known=known)
-    except InputError:
-        if not sheets:
-            raise
-        found = []  # studies only
-    sheets = [comparison.sheet() for comparison in found] + sheets
+    studies = studies_in(*given.runs)
+    found = compare(
+        given.runs,
+        published=given.published or bool(known),
+        known=known,
+        needed=not studies,
+    )
+    sheets = [comparison.sheet() for comparison in found] + studies
     path: Path | None = given.output
     ends = {".md": "markdown", ".html": "html", ".htm": "html"}
     format = given.format or ends.get("" if path is None else path.suffix.lower(), "text")
@@ -461,7 +466,7 @@ def _pack(given: argparse.Namespace) -> int:
     runs, unfinished = find(given.runs)
     write(given.output, runs)
     late = f"; not finished, so left out: {len(unfinished)}" if unfinished else ""
-    print(f"wrote {len(runs)} runs to {given.output}{late}")
+    print(f"wrote {len(runs)} run{'s' * (len(runs) > 1)} to {given.output}{late}")
     return 0
 
 

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from fedshift import Weighting, effective_sample_size
+from fedshift.core.weights import calibration
 from fedshift.errors import (
     ClippedWeights,
     FedshiftWarning,
@@ -175,3 +176,67 @@ def test_floor_beyond_n_is_refused() -> None:
         Weighting(min_ess=10)(np.zeros(3))
     with pytest.raises(InputError, match="laws"):
         Weighting()(np.zeros(3), laws=0)
+
+
+# -- calibration ---------------------------------------------------------------------------------
+
+
+@given(logs, st.integers(1, 12))
+def test_exact_weights_lie_on_the_line(s: np.ndarray, groups: int) -> None:
+    found = calibration(np.exp(s), s, groups)
+    assert 1 <= len(found) <= groups
+    assert sum(g["n"] for g in found) == len(s)
+    for g in found:
+        assert g["estimated"] == pytest.approx(g["exact"], abs=1e-9)
+    levels = [g["estimated"] for g in found]
+    assert levels == sorted(levels)
+
+
+def test_groups_by_hand() -> None:
+    w = np.array([4.0, 1.0, 2.0, 3.0, 0.0, 9.0])
+    exact = np.log([8.0, 2.0, 2.0, 2.0, 5.0, 1.0])
+    exact[5] = -np.inf  # rows that one of the two gives nothing are no part of a ratio
+    found = calibration(w, exact, groups=2)
+    assert [g["n"] for g in found] == [2, 2]
+    assert [g["estimated"] for g in found] == pytest.approx(np.log([1.5, 3.5]))
+    assert [g["exact"] for g in found] == pytest.approx(np.log([2.0, 5.0]))
+
+
+@given(arrays(np.float64, 60, elements=st.sampled_from([0.5, 1.0, 2.0, 7.0])), st.integers(1, 20))
+def test_rows_of_equal_weight_stay_together(w: np.ndarray, groups: int) -> None:
+    found = calibration(w, np.zeros(60), groups)
+    values, counts = np.unique(w, return_counts=True)
+    ends = np.cumsum(counts)
+    assert {int(n) for n in np.cumsum([g["n"] for g in found])} <= set(ends.tolist())
+    assert [g["exact"] for g in found] == pytest.approx([0.0] * len(found))
+    if groups == 20 and counts.min() >= 6:  # more groups than values: one a value
+        assert [g["estimated"] for g in found] == pytest.approx(np.log(values))
+
+
+@given(logs, st.integers(-3, 3))
+def test_a_common_factor_moves_all_groups_alike(s: np.ndarray, power: int) -> None:
+    # powers of two: rounding must not make or part equal weights
+    plain, moved = (calibration(np.exp(s / 2) * f, s) for f in (1.0, 2.0**power))
+    assert [g["n"] for g in plain] == [g["n"] for g in moved]
+    for a, b in zip(plain, moved, strict=True):
+        assert b["estimated"] - a["estimated"] == pytest.approx(power * np.log(2), abs=1e-9)
+        assert b["exact"] == a["exact"]
+
+
+def test_groups_of_like_size_where_all_weights_differ() -> None:
+    w = np.random.default_rng(0).permutation(np.arange(1.0, 1001.0))
+    assert [g["n"] for g in calibration(w, np.log(w))] == [100] * 10
+
+
+def test_nothing_to_compare() -> None:
+    none = np.empty(0)
+    assert calibration(none, none) == []
+    assert calibration(np.zeros(3), np.zeros(3)) == []
+    assert calibration(np.ones(3), np.full(3, -np.inf)) == []
+    (one,) = calibration(np.array([2.0]), np.array([1.0]))
+    assert one == pytest.approx({"estimated": np.log(2), "exact": 1.0, "n": 1})
+
+
+def test_huge_ratios_do_not_overflow() -> None:
+    (found,) = calibration(np.array([1.0, 1.0]), np.array([800.0, 800.0]))
+    assert found["exact"] == pytest.approx(800.0)

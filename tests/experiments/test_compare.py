@@ -12,8 +12,8 @@ import pytest
 
 from fedshift.cli import main
 from fedshift.errors import InputError
-from fedshift.experiments.compare import Comparison, compare, ordering, verdict
-from fedshift.experiments.recipe import Published, Recipe, recipes
+from fedshift.experiments.compare import Comparison, compare, find, ordering, verdict
+from fedshift.experiments.recipe import Published, Recipe
 from fedshift.experiments.records import Record, fingerprint, write_history, write_json
 
 TEXT = """
@@ -52,6 +52,7 @@ def made(
     *,
     figure: str = "accuracy",
     history: Sequence[tuple[int, float]] = (),
+    calibration: Sequence[tuple[float, float]] = (),
 ) -> Path:
     """A finished run's folder, as `Record` leaves it, with given figures."""
     one = recipe.narrow(method, seed)
@@ -77,6 +78,7 @@ def made(
         "interval": None if mean is None else [mean - 0.1, mean + 0.1],
         "clients": rows,
         "weights": {},
+        "calibration": [{"estimated": a, "exact": b, "n": 9} for a, b in calibration],
         "ledger": [],
         "notes": [],
     }
@@ -154,7 +156,12 @@ def test_best_iterate_is_beside_the_last_and_marked(tmp_path: Path) -> None:
         (0.8024, 0.8245, 0.011, "below by .022"),
         (0.76, 0.76, 0.0, "reached"),
         (0.748, 0.76, 0.0, "below by .012"),
-        (0.7599, 0.76, 0.0, "below by less than .001"),
+        (0.755, 0.76, 0.0, "reached"),  # rounds to .76
+        (0.7549, 0.76, 0.0, "below by .005"),
+        (0.7657, 0.7658, 0.0, "below by less than .001"),
+        (0.76576, 0.7658, 0.0, "reached"),
+        (0.7453, 0.76, 0.005, "reached"),  # two sd, and half a digit
+        (0.79, 0.8, 0.0, "below by .010"),  # .80: floats forget the zero
         (0.9, 0.76, 0.0, "reached"),
     ],
 )
@@ -164,6 +171,7 @@ def test_verdicts_at_the_boundary(ours: float, published: float, sd: float, said
 
 def test_verdict_of_an_error_is_the_other_way_round() -> None:
     assert verdict(0.1, 0.2, figure="mse") == "reached"
+    assert verdict(0.204, 0.2, figure="mse") == "reached"
     assert verdict(0.3, 0.2, figure="mse") == "above by .100"
 
 
@@ -198,6 +206,58 @@ def test_a_verdict_for_every_published_cell(tmp_path: Path) -> None:
     assert cells["ERM"]["verdict"] == "mean reached; worst below by .050"
     assert "published for FTW: Table 2" in sheet.notes
     assert "published" not in one(tmp_path).sheet().header  # only if asked for
+
+
+CLIENTS = """
+[published.FTW]
+mean = 0.80
+iterate = "best"
+clients = { c0 = [0.70, 0.01], c1 = [0.9, 0.0123], c7 = [0.5, 0.0] }
+"""
+
+
+def test_a_verdict_for_every_published_client(tmp_path: Path) -> None:
+    for seed, shift in enumerate((-0.01, 0.0, 0.01)):
+        made(tmp_path, mine(TEXT + CLIENTS), "FTW", seed, (0.68 + shift, 0.9 + shift, 0.1))
+    row = one(tmp_path, published=True)["FTW"]
+    # c0 is two sd below; nobody ran c7, and nobody reported c2; no check saw test labels
+    assert row.verdicts == {"mean": "below by .240", "c0": "reached", "c1": "reached"}
+    told = Recipe.parse((TEXT + CLIENTS).replace("0.70, 0.01", "0.7, 0.0092"), name="my/own")
+    row = compare([tmp_path], published=True, known=[told])[0]["FTW"]
+    assert row.verdicts["c0"] == "below by .020"  # four digits here: .7 is .7000
+
+
+def test_clients_are_counted_in_the_table(tmp_path: Path) -> None:
+    made(tmp_path, mine(TEXT + CLIENTS), "FTW", 0, (0.6, 0.9), history=[(1, 0.8), (2, 0.7)])
+    sheet = one(tmp_path, published=True).sheet()
+    (cells,) = [dict(zip(sheet.header, row, strict=True)) for row in sheet.rows]
+    assert cells["verdict"] == (
+        "mean below by .050; best iterate reached; 1 of 2 clients reached (c0 below by .100)"
+    )
+    assert "published for FTW: best iterate by test accuracy" in sheet.notes
+
+
+def test_the_best_iterate_counts_where_it_is_published(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        history = [(1, 0.80 + seed / 100), (2, 0.7)]
+        made(tmp_path, mine(TEXT + CLIENTS), "FTW", seed, (0.7,), history=history)
+        made(tmp_path, mine(TEXT + CLIENTS), "ERM", seed, (0.7,), history=history)
+    row = one(tmp_path, published=True)["FTW"]
+    assert row.verdicts == {"mean": "below by .100", "best iterate": "reached", "c0": "reached"}
+    last = compare([tmp_path], published=True, known=[mine(TEXT + PUBLISHED)])[0]["ERM"]
+    assert "best iterate" not in last.verdicts  # what is published of it is the last one
+
+
+def test_calibration_is_that_of_all_seeds(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        pairs = [(0.5 + seed, 0.25), (-1.0, -1.5)]
+        made(tmp_path, mine(), "FTW", seed, (0.5,), calibration=pairs)
+        made(tmp_path, mine(), "ERM", seed, (0.5,))
+    comparison = one(tmp_path)
+    expected = ([0.5, -1.0, 1.5, -1.0], [0.25, -1.5, 0.25, -1.5])
+    assert comparison["FTW"].calibration == expected
+    assert comparison["ERM"].calibration is None
+    assert comparison.sheet().calibration == {"FTW": expected}
 
 
 def test_shipped_numbers_for_runs_that_have_kept_none(tmp_path: Path) -> None:
@@ -249,6 +309,9 @@ def test_published_numbers_are_written_and_read() -> None:
         ("FTW = { sd = 0.5 }", r"'mean' must be given"),
         ("FTW = { mean = 0.5, sd = -1 }", r"sd ≥ 0"),
         ("FTW = { mean = nan }", r"finite"),
+        ("FTW = { mean = 0.5, clients = { c0 = [0.5, -0.1] } }", r"sd ≥ 0"),
+        ("FTW = { mean = 0.5, clients = { c0 = [0.5] } }", r"c0 must be a list of 2 values"),
+        ("FTW = { mean = 0.5, iterate = 'bst' }", r"iterate must be .* did you mean 'best'"),
         ("FTW = 0.5", r"FTW must be a table"),
     ],
 )
@@ -258,12 +321,17 @@ def test_wrong_published_tables(line: str, said: str) -> None:
 
 
 def test_the_papers_numbers_are_there() -> None:
-    told = {n: Recipe.load(n).published for n in recipes() if n.startswith("paper/")}
-    assert told["paper/fmnist-five"]["FTW"] == Published(mean=0.8245, sd=0.011)
-    assert told["paper/colored-mnist"]["Grayscale"].mean == 0.68
-    assert told["paper/cifar-hundred"]["FedBN"] == Published(mean=0.4934, worst=0.1678, best=0.8233)
-    assert told["paper/cifar-five"]["FTW"].sd == 0.008
-    assert told["paper/fmnist-two"]["FITW"] == Published(mean=0.76)
+    tables = ("fmnist-five", "fmnist-two", "colored-mnist", "cifar-five", "cifar-hundred")
+    told = {n: Recipe.load(f"paper/{n}").published for n in tables}
+    assert told["fmnist-five"]["FTW"].clients["client-3"] == (0.7742, 0.0618)
+    assert told["colored-mnist"]["Grayscale"] == Published(mean=0.68, sd=0.01)
+    assert told["cifar-hundred"]["FedBN"] == Published(mean=0.4934, worst=0.1678, best=0.8233)
+    assert told["fmnist-two"]["FITW"].clients == {"client-1": (0.8, 0.02), "client-2": (0.71, 0.02)}
+    assert {t.iterate for t in told["cifar-five"].values()} == {"best"}
+    for table in told.values():  # a mean is that of its clients
+        for p in table.values():
+            mean = sum(m for m, _ in p.clients.values()) / max(1, len(p.clients))
+            assert not p.clients or mean == pytest.approx(p.mean, abs=6e-3)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -314,6 +382,24 @@ def test_nothing_finished(tmp_path: Path) -> None:
         compare([tmp_path])
     with pytest.raises(InputError, match="must be a folder"):
         compare([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "result.json", "none.jsonl"])
+def test_places_are_folders_or_packed_files(name: str, tmp_path: Path) -> None:
+    if not name.startswith("none"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    for needed in (True, False):
+        with pytest.raises(InputError, match=rf"folder .*, or a .jsonl file .*; got .*{name}"):
+            find([tmp_path / name], needed=needed)
+
+
+def test_a_run_whose_recipe_is_no_text_is_still_compared(tmp_path: Path) -> None:
+    folder = made(tmp_path, mine(), "ERM", 0, (0.5,))
+    (folder / "recipe.toml").write_bytes(b"\xff\xfe")
+    assert one(tmp_path)["ERM"].ours == (0.5, None)
+    (folder / "result.json").unlink()
+    with pytest.raises(InputError, match="0 not finished"):  # whose would it be?
+        compare([tmp_path])
 
 
 # -- the command line ----------------------------------------------------------------------------

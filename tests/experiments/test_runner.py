@@ -26,11 +26,16 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from fedshift import __version__
+from fedshift.data import Federation, GaussianShift
 from fedshift.data.sources import Images, available
 from fedshift.errors import InputError, OutputError, TrainingDiverged
 from fedshift.experiments import records, runner, shifts
 from fedshift.experiments.recipe import Recipe, recipes
 from fedshift.experiments.records import Record, collect, read_history
+from fedshift.experiments.study import load_any
+from fedshift.federation.plan import FedSGD
+from fedshift.workflow import Outcome, Settings
+from fedshift.workflow import run as run_workflow
 
 TEXT = """
 title = "A small one"
@@ -167,6 +172,54 @@ def test_tensorboard_is_not_told_what_there_is_not(tmp_path: Path) -> None:
     record._board = Board()
     record.watch({"phase": "check", "round": 4, "loss": 0.5, "validation_accuracy": None})
     assert told == {"loss": (0.5, 4)}
+
+
+def shifted(clients: int = 2) -> Federation:
+    return GaussianShift.mean_shift(d=2, clients=clients, train_rows=120, test_rows=80).draw(seed=0)
+
+
+def trained(federation: Federation, **changes: Any) -> tuple[Outcome, Federation, Settings]:
+    plan = FedSGD(iterations=2)
+    settings = Settings(**{"ratio": "logistic", "model": "linear", "plan": plan, **changes})
+    return run_workflow(federation, settings), federation, settings
+
+
+def test_exact_ratios_that_are_given_lie_on_the_line() -> None:
+    fed = shifted()
+    for objective, goal in (("ftw", "all"), ("fitw", "own")):
+        given = {c.name: fed.exact_log_ratio(c.name, goal) for c in fed}
+        told = trained(fed, ratio=given, objective=objective, validation=0.2)
+        groups = runner._calibration(*told)
+        assert len(groups) == 10
+        assert sum(g["n"] for g in groups) == 240  # rows kept out for validation too
+        for g in groups:
+            assert g["estimated"] == pytest.approx(g["exact"], abs=1e-9)
+
+
+def test_calibration_is_of_rows_that_have_a_goal() -> None:
+    fed = shifted()
+    groups = runner._calibration(*trained(fed, objective=f"no-shift:{fed[0].name}"))
+    assert sum(g["n"] for g in groups) == len(fed[1].x)
+    alone = shifted(1)
+    assert runner._calibration(*trained(alone, objective=f"no-shift:{alone[0].name}")) == []
+
+
+def test_no_calibration_where_there_are_not_both() -> None:
+    fed = shifted()
+    assert runner._calibration(*trained(fed, objective="erm")) == []
+    assert runner._calibration(*trained(fed, ratio="exact")) == []
+    assert runner._calibration(*trained(Federation(fed.clients))) == []
+
+
+def test_calibration_is_in_the_result(tmp_path: Path) -> None:
+    recipe = small("plan.iterations=4", "method.FTW.ratio=logistic")
+    erm, ftw = run(recipe, tmp_path)[0]
+    assert erm["calibration"] == []
+    groups = ftw["calibration"]
+    assert groups
+    assert sum(g["n"] for g in groups) == 3 * (60 + 9 * 3)
+    kept = json.loads((tmp_path / "test/small/FTW/seed-0/result.json").read_text())
+    assert kept["calibration"] == groups
 
 
 def test_mean_interval() -> None:
@@ -399,7 +452,10 @@ def tiny(name: str, data_dir: Any = None) -> Images:
     return Images(name, rng.integers(1, 256, (240, *shape), dtype=np.uint8), y, 120)
 
 
-@pytest.mark.parametrize("name", [n for n in recipes() if n.startswith("paper/")])
+PAPER = [n for n in recipes() if n.startswith("paper/") and isinstance(load_any(n), Recipe)]
+
+
+@pytest.mark.parametrize("name", PAPER)
 def test_paper_recipe_takes_a_step(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,8 +473,8 @@ def test_paper_recipe_takes_a_step(
     changes += [
         f"method.{m.name}.plan.{key}=1"
         for m in recipe.methods
-        if m.plan.get("kind") == "fedavg"
-        for key in ("rounds", "local_steps")
+        for key in ("rounds", "local_steps", "iterations")
+        if key in m.plan
     ]
     results, _ = run(recipe.changed(changes), tmp_path, methods=quick, seeds=[0])
     assert len(results) == len(quick) >= 2

@@ -137,6 +137,18 @@ def test_a_lottery_draws_the_count_asked_for_whatever_the_order(
     assert {names[i] for i in drawn} == {turned[i] for i in other}
 
 
+@given(SEEDS, st.integers(1, 20), st.integers(1, 25), st.integers(0, 2**40), st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_rounds_drawn_together_are_rounds_drawn_alone(
+    seed: int, clients: int, count: int, first: int, rounds: int
+) -> None:
+    lottery = draw.Lottery(seed, [f"c{k}" for k in range(clients)], count)
+    together = lottery.draw(first, rounds)
+    assert together.shape == (rounds, min(count, clients))
+    for i in range(rounds):
+        np.testing.assert_array_equal(together[i], lottery.draw(first + i, 1)[0])
+
+
 def test_a_lottery_is_uniform_over_clients_and_pairs() -> None:
     lottery = draw.Lottery(0, [f"c{k}" for k in range(8)], 2)
     drawn = lottery.draw(0, 7000)

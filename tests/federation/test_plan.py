@@ -16,6 +16,7 @@ def test_fedsgd_is_what_the_paper_trains_with() -> None:
     plan = FedSGD()
     assert (plan.batch_size, plan.participation, plan.client_weights) == (64, None, None)
     assert (plan.norm, plan.importance, plan.augment) == ("averaged", "loss", "none")
+    assert (plan.mixup, plan.average) == (0.0, 0.0)
     assert plan.rule == Optimizer("adam", 1e-3, 0.0, (0.9, 0.999), 1e-8, 0.0)
     assert (plan.n_rounds, plan.n_steps) == (1000, 1)
     assert (plan.compression, plan.seed) == (None, 0)
@@ -63,6 +64,14 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"norm": None}, "norm must be one of averaged, local, synchronous, group; got None"),
     ({"importance": "los"}, "importance must be .*; got 'los'; did you mean 'loss'"),
     ({"augment": "crop_flip"}, "augment must be .*; did you mean 'crop-flip'"),
+    ({"mixup": -0.1}, "mixup must be a number ≥ 0; got -0.1"),
+    ({"mixup": math.inf}, "mixup must be a number ≥ 0; got inf"),
+    ({"mixup": "0.2"}, "mixup must be a number ≥ 0; got '0.2'"),
+    ({"mixup": True}, "mixup must be a number ≥ 0; got True"),
+    ({"average": 1.0}, r"average must be a number in \[0, 1\); got 1.0"),
+    ({"average": -0.5}, r"average must be a number in \[0, 1\); got -0.5"),
+    ({"average": math.nan}, r"average must be a number in \[0, 1\); got nan"),
+    ({"average": None}, r"average must be a number in \[0, 1\); got None"),
     ({"participation": 0}, "participation must be a whole number of at least 1; got 0"),
     ({"participation": True}, "participation must be .*; got True"),
     ({"participation": ()}, r"participation must name at least one client, .*; got \(\)"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,10 @@ from torch.nn import functional as F
 
 from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import InputError
+from fedshift.federation.fused import Fused
 from fedshift.federation.plan import QSGD, FedAvg, FedSGD, TopK
 from fedshift.federation.reference import Reference
-from fedshift.federation.task import State, Task, cross_entropy, squared
+from fedshift.federation.task import Batch, State, Task, cross_entropy, follow, squared
 from fedshift.learn.models import MLP, Linear
 
 SIZES = (7, 4, 9)
@@ -147,6 +150,27 @@ def test_participants() -> None:
     assert rounds != [tuple(again.participants(i).tolist()) for i in range(30)]
 
 
+@pytest.mark.parametrize("who", [None, 2, ("c2", "c0")])
+@pytest.mark.parametrize("first", [0, 17])
+def test_rounds_drawn_together_are_rounds_drawn_alone(who: Any, first: int) -> None:
+    plan = FedAvg(participation=who, mixup=0.4, augment="crop-flip", local_steps=3, batch_size=5)
+    t = Task.of(federation((1, 16, 16)), Linear((1, 16, 16), 2), plan)
+    clients = t.participants_of(first, 6)
+    assert clients.shape == (6, t.n_participants)
+    crops, keep = t.round_crops(clients, first), t.round_shares(clients, first)
+    assert crops.shape == (6, t.n_participants, 3, 5, 3)
+    assert keep.shape == (6, t.n_participants, 3)
+    for i in range(6):
+        np.testing.assert_array_equal(clients[i], t.participants(first + i))
+        for j, k in enumerate(clients[i]):
+            np.testing.assert_array_equal(crops[i, j], t.batch_crops(k, first + i))
+            alone = t.round_shares(np.array([[k]]), first + i)
+            np.testing.assert_array_equal(keep[i, j], alone[0, 0])
+    assert len(np.unique(keep)) == keep.size  # every client, round and step draws its own
+    other = Task.of(federation((1, 16, 16)), Linear((1, 16, 16), 2), replace(plan, seed=1))
+    assert not np.isin(other.round_shares(clients, first), keep).any()
+
+
 def test_coefficients_by_hand() -> None:
     w = np.concatenate(list(ramp().values()))
     means = np.repeat([1, 1.5, 2], SIZES)
@@ -206,6 +230,159 @@ def test_crops_go_with_rows() -> None:
     assert not torch.equal(batch.x, t.x[rows])
 
 
+# -- mixup ---------------------------------------------------------------------------------------
+
+
+def test_a_loss_of_two_labels_by_hand() -> None:
+    scores, y, other = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.0]), torch.tensor([3.0, 2.0])
+    c = torch.tensor([1.0, 10.0])
+    plain = Batch(scores, y, c)
+    assert plain.weighted(squared, scores).tolist() == [0.5, 20.0]
+    both = Batch(scores, y, c, other, torch.tensor([2.0, 5.0]))
+    assert both.weighted(squared, scores).tolist() == [0.5 + 2 * 2.0, 20.0 + 5 * 0.0]
+
+
+@pytest.mark.parametrize("importance", ["loss", "sampling"])
+def test_batches_are_blended_end_to_end(importance: Any) -> None:
+    plan = FedAvg(local_steps=3, batch_size=5, importance=importance)
+    mixed = task(replace(plan, mixup=0.5), weights=ramp(), dtype=torch.float64)
+    whole = task(plan, weights=ramp(), dtype=torch.float64)
+    keep = mixed.round_shares(np.array([[1]]), 4)[0, 0]
+    for a, b, k in zip(whole.batches(1, 4), mixed.batches(1, 4), keep, strict=True):
+        assert a.other_y is None
+        assert b.other_y is not None
+        assert b.other_coefficient is not None
+        assert torch.equal(b.y, a.y)
+        assert torch.equal(b.other_y, a.y.flip(0))
+        for i in range(5):
+            j = 4 - i
+            torch.testing.assert_close(b.x[i], k * a.x[i] + (1 - k) * a.x[j])
+            torch.testing.assert_close(b.coefficient[i], k * a.coefficient[i])
+            torch.testing.assert_close(b.other_coefficient[i], (1 - k) * a.coefficient[j])
+        total = b.coefficient.sum() + b.other_coefficient.sum()
+        torch.testing.assert_close(total, a.coefficient.sum())  # the objective keeps its size
+
+
+def alike() -> Federation:
+    """Each client has one row, again and again."""
+    rng = np.random.default_rng(0)
+    return Federation(
+        tuple(
+            ClientData(
+                f"c{k}", np.tile(rng.normal(size=3), (n, 1)), np.full(n, k % 2), np.ones((1, 3))
+            )
+            for k, n in enumerate(SIZES)
+        )
+    )
+
+
+@pytest.mark.parametrize("engine", [Reference, Fused])
+@pytest.mark.parametrize(
+    "plan", [FedSGD(lr=0.1, batch_size=5), FedAvg(local_steps=3, batch_size=5)]
+)
+def test_equal_rows_blended_are_the_same_rows(engine: Any, plan: Any) -> None:
+    weights = {f"c{k}": np.full(n, 1.0 + k) for k, n in enumerate(SIZES)}
+    ends = []
+    for mixup in (0.0, 0.3):
+        model = Linear((3,), 2).double()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+        t = Task.of(
+            alike(), model, replace(plan, mixup=mixup), weights=weights, dtype=torch.float64
+        )
+        run = engine(t)
+        log = run.advance(5)
+        ends.append((run.state.tensors["params"], log.losses))
+    assert ends[0][0].abs().max() > 0.01
+    torch.testing.assert_close(ends[0][0], ends[1][0], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(ends[0][1], ends[1][1], rtol=1e-10)
+
+
+def test_mixup_changes_what_is_learnt() -> None:
+    ends = []
+    for mixup in (0.0, 1e-9, 1.0):
+        run = Reference(task(FedSGD(mixup=mixup, batch_size=4), dtype=torch.float64))
+        run.advance(5)
+        ends.append(run.state.tensors["params"])
+    torch.testing.assert_close(ends[0], ends[1])  # nearly all of a row is its own
+    assert (ends[0] - ends[2]).abs().max() > 1e-4
+
+
+# -- the mean of the server's parameters ---------------------------------------------------------
+
+
+def test_the_mean_of_the_start_in_closed_form() -> None:
+    """While t / (t + 9) is below the decay, θ_s has weight 9 (s+1)…(s+8) / ((t+1)…(t+9))."""
+    rng = np.random.default_rng(0)
+    theta = torch.as_tensor(rng.normal(size=(21, 3)))
+    tensors = {"params": theta[0].clone(), "mean_params": theta[0].clone()}
+    tensors["mean_t"] = torch.zeros((), dtype=torch.float64)
+    for t in range(1, 21):
+        tensors["params"].copy_(theta[t])
+        follow(tensors, 0.9)  # 20 / 29 < 0.9
+        weight = [9 * math.prod(range(s + 1, s + 9)) for s in range(1, t + 1)]
+        parts = np.array([math.factorial(9), *weight]) / math.prod(range(t + 1, t + 10))
+        assert parts.sum() == pytest.approx(1)
+        expected = (torch.as_tensor(parts)[:, None] * theta[: t + 1]).sum(0)
+        torch.testing.assert_close(tensors["mean_params"], expected)
+    assert tensors["mean_t"] == 20
+
+
+def test_then_it_decays_as_asked() -> None:
+    tensors = {"params": torch.ones(2), "mean_params": torch.zeros(2), "mean_t": torch.tensor(90.0)}
+    follow(tensors, 0.75)
+    follow(tensors, 0.75)
+    torch.testing.assert_close(tensors["mean_params"], torch.full((2,), 1 - 0.75**2))
+    plain = {"params": torch.ones(2)}
+    follow(plain, 0.0)
+    assert list(plain) == ["params"]
+
+
+AVERAGED: list[Any] = [
+    FedSGD(lr=0.05, batch_size=4, average=0.6),
+    FedSGD(lr=0.05, batch_size=4, average=0.6, norm="local", participation=2),
+    FedAvg(local_steps=2, batch_size=4, average=0.6, mixup=0.5, norm="group", scaffold=True),
+]
+
+
+@pytest.mark.parametrize("engine", [Reference, Fused])
+@pytest.mark.parametrize("plan", AVERAGED)
+def test_the_mean_against_a_slow_loop(engine: Any, plan: Any) -> None:
+    names = [n for n in ("params", "stats", "local") if n in task(plan).begin().tensors]
+    plain = engine(task(replace(plan, average=0.0), dtype=torch.float64))
+    seen = [plain.state]
+    for _ in range(25):
+        plain.advance(1)
+        seen.append(plain.state)
+    run = engine(task(plan, dtype=torch.float64))
+    run.advance(25)
+    end = run.state.tensors
+    for name in names:
+        mean = seen[0].tensors[name]
+        for t in range(1, 26):
+            decay = min(0.6, t / (t + 9))
+            mean = decay * mean + (1 - decay) * seen[t].tensors[name]
+        torch.testing.assert_close(end[f"mean_{name}"], mean, rtol=1e-10, atol=1e-12)
+    for name, x in seen[-1].tensors.items():  # training does not know of it
+        torch.testing.assert_close(end[name], x, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("plan", AVERAGED)
+def test_the_model_of_a_state_is_the_mean(plan: Any) -> None:
+    t = task(plan, dtype=torch.float64)
+    run = Reference(t)
+    run.advance(6)
+    state = run.state
+    means = {n: v for n, v in state.tensors.items() if n.startswith("mean_")}
+    assert not torch.equal(means["mean_params"], state.tensors["params"])
+    bare = {n: means.get(f"mean_{n}", v) for n, v in state.tensors.items() if n not in means}
+    twin = Task.of(federation(), net(), replace(plan, average=0.0), dtype=torch.float64)
+    for client in (None, "c1"):
+        expected = twin.module(State(6, bare), client)
+        assert torch.equal(t.module(state, client)(t.x), expected(t.x))
+
+
 PARAMS, SCALES = 3 * 4 + 4 + 4 * 2 + 2, 2 * 4  # two linear layers; BatchNorm's weight and bias
 
 
@@ -259,6 +436,17 @@ def test_what_a_state_holds() -> None:
         "c": (both,),
         "ck": (3, both),
     }
+    averaged = held(FedSGD(optimizer="sgd", norm="local", average=0.9))
+    assert averaged == {
+        "params": (PARAMS,),
+        "stats": (3, 2, 4),
+        "local": (3, SCALES),
+        "mean_params": (PARAMS,),
+        "mean_stats": (3, 2, 4),
+        "mean_local": (3, SCALES),
+        "mean_t": (),
+    }
+    assert held(FedSGD(optimizer="sgd", norm="group", mixup=1.0)) == {"params": (both,)}
     topk = held(FedAvg(compression=TopK(), norm="group"))
     assert topk == {"params": (both,), "error": (3, both)}
 

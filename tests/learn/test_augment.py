@@ -1,4 +1,4 @@
-"""Crop and flip, against pixel after pixel."""
+"""Crop, flip and blend, against pixel after pixel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedshift.errors import InputError
 from fedshift.federation import draw
-from fedshift.learn.augment import crops, take_cropped
+from fedshift.learn.augment import blend, crops, shares, take_cropped
 
 
 def slow(image: np.ndarray, down: int, right: int, flip: int) -> np.ndarray:
@@ -91,3 +91,43 @@ def test_words_of_any_shape() -> None:
 def test_only_images_can_be_cropped() -> None:
     with pytest.raises(InputError, match=r"\(n, C, H, W\); got rows of shape \(5,\); set augment"):
         take_cropped(torch.zeros(3, 5), torch.tensor([0]), torch.zeros(1, 3, dtype=torch.int8))
+
+
+# -- blends --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mixup", [0.2, 1.0, 3.0])
+def test_shares_follow_the_folded_beta(mixup: float) -> None:
+    keep = shares(draw.uniform(draw.key(0, "mixup"), np.arange(20_000)), mixup)
+    assert stats.kstest(keep, lambda x: 2 * stats.beta(mixup, mixup).cdf(x) - 1).pvalue > 0.01
+    if mixup == 1:
+        assert stats.kstest(keep, stats.uniform(0.5, 0.5).cdf).pvalue > 0.01
+
+
+@given(st.floats(0, 1, exclude_max=True), st.floats(1e-300, 1e300))
+@settings(max_examples=200, deadline=None)
+def test_a_row_keeps_the_larger_share(u: float, mixup: float) -> None:
+    (keep,) = shares(np.array([u]), mixup)
+    assert 0.5 <= keep <= 1
+
+
+def test_little_mixup_is_nearly_none_and_much_is_half() -> None:
+    u = np.linspace(0.01, 0.99, 98).reshape(2, 49)  # without the middle
+    np.testing.assert_allclose(shares(u, 1e-4), 1.0, atol=1e-6)
+    np.testing.assert_allclose(shares(u, 1e8), 0.5, atol=1e-3)
+
+
+@given(st.integers(0, 99), st.integers(1, 4), st.integers(1, 7), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_blends_equal_the_slow_twin(seed: int, n: int, size: int, image: bool) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(n, size, *((2, 3, 3) if image else (5,))))
+    keep = rng.uniform(0.5, 1, n)
+    out = blend(torch.as_tensor(rows), torch.as_tensor(keep)).numpy()
+    for b in range(n):
+        for i in range(size):
+            expected = keep[b] * rows[b, i] + (1 - keep[b]) * rows[b, size - 1 - i]
+            np.testing.assert_allclose(out[b, i], expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(out.sum(1), rows.sum(1), atol=1e-12)  # nothing is gained or lost
+    whole = blend(torch.as_tensor(rows), torch.ones(n)).numpy()
+    np.testing.assert_array_equal(whole, rows)

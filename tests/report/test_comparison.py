@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -76,6 +78,35 @@ def test_a_page_is_well_formed_and_needs_nothing_else() -> None:
 
 def test_a_page_is_the_same_every_time() -> None:
     assert render([sheet()], "html") == render([sheet()], "html")
+
+
+def test_sheets_come_back_from_json() -> None:
+    whole = replace(sheet(), calibration={"M0": ([0.5, 1.0], [0.25, 2.0])}, curves_over="rank")
+    again = Sheet.of_dict(json.loads(json.dumps(whole.to_dict())))
+    assert (again.header, again.rows, again.notes) == (whole.header, whole.rows, whole.notes)
+    assert again.curves_over == "rank"
+    for format in ("text", "markdown", "html"):
+        assert render([again], format) == render([whole], format)
+    assert Sheet.of_dict(whole.to_dict()) == whole
+    small = Sheet(title="t", header=("a",), rows=(("1",),))
+    assert Sheet.of_dict(json.loads(json.dumps(small.to_dict()))) == small
+
+
+def test_a_plot_for_what_there_is() -> None:
+    plain = Sheet(title="t", header=("a",), rows=(("1",),))
+    groups = {"M0": ([0.5], [0.25])}
+    lines = sheet().curves
+    for options, said in (
+        ({}, []),
+        ({"calibration": groups}, ["Estimated against exact log ratios"]),
+        ({"curves": lines, "curves_note": "Curves.", "curves_over": "rank"}, ["Curves."]),
+        ({"curves": lines, "curves_note": "C.", "calibration": groups}, ["C.", "Estimated"]),
+    ):
+        page = render([replace(plain, **options)], "html")
+        captions = re.findall(r"<figcaption>(.*?)</figcaption>", page, re.DOTALL)
+        assert len(captions) == len(said) == page.count("<svg")
+        assert all(c.startswith(s) for c, s in zip(captions, said, strict=True))
+        assert (">rank<" in page) == ("curves_over" in options)
 
 
 def test_without_matplotlib_a_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,14 +316,14 @@ def calibration(
         "estimated", the log of the mean weight, "exact", the log of the mean true ratio, "n".
     """
     there = (weight > 0) & np.isfinite(exact)
-    w, r = weight[there], np.exp(exact[there])
+    w, s = weight[there], exact[there]
     if not len(w):
         return []
     edges = np.unique(np.quantile(w, np.linspace(0, 1, groups + 1)[1:-1], method="lower"))
     group = np.searchsorted(edges, w, side="left")
     out = []
     for g in np.unique(group):
-        own = group == g
-        means = float(np.log(w[own].mean())), float(np.log(r[own].mean()))
-        out.append({"estimated": means[0], "exact": means[1], "n": int(own.sum())})
+        own, n = group == g, int((group == g).sum())
+        truth = float(np.logaddexp.reduce(s[own])) - math.log(n)
+        out.append({"estimated": math.log(w[own].mean()), "exact": truth, "n": n})
     return out

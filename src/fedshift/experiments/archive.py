@@ -20,6 +20,18 @@ from fedshift.experiments.recipe import Recipe
 from fedshift.experiments.records import read_history, read_json
 
 SUFFIX = ".jsonl"
+#: what every result has
+NEEDED = (
+    "fingerprint",
+    "recipe",
+    "method",
+    "seed",
+    "figure",
+    "mean",
+    "clients",
+    "seconds",
+    "ledger",
+)
 #: digits kept of a figure
 DIGITS = 6
 
@@ -35,7 +47,7 @@ class Run:
     result : mapping
         What its result.json holds.
     spelled : str
-        Its recipe, as TOML; empty if the file is gone.
+        Its recipe, as TOML; empty if the file is gone or damaged.
     environment : mapping
         Versions and machine; empty if the file is gone.
     history : tuple of mapping
@@ -51,8 +63,10 @@ class Run:
     @classmethod
     def of_folder(cls, folder: Path, result: Mapping[str, Any]) -> Run:
         """As its folder has it."""
-        path = folder / "recipe.toml"
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        try:
+            text = (folder / "recipe.toml").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            text = ""
         told = read_json(folder / "environment.json") or {}
         return cls(str(folder), result, text, told, tuple(read_history(folder)))
 
@@ -98,7 +112,9 @@ class Run:
 
 def write(path: Path, runs: Iterable[Run]) -> Path:
     """Keep runs in a file, sorted by recipe, method and seed."""
-    lines = (json.dumps(r.to_record(), ensure_ascii=False) for r in sorted(runs, key=_order))
+    lines = (
+        json.dumps(r.to_record(), ensure_ascii=False) for r in sorted(runs, key=lambda r: r.key)
+    )
     return write_text(path, "".join(line + "\n" for line in lines))
 
 
@@ -110,27 +126,37 @@ def read(path: str | os.PathLike[str]) -> list[Run]:
     InputError
         If a line is not one of a run; names it.
     """
-    path, out = Path(path), []
+    path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read runs from {path}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            told = json.loads(line)
-            result, history = told["result"], tuple(told["history"])
-            run = Run(f"{path}:{number}", result, told["recipe"], told["environment"], history)
-            _ = run.key, result["figure"], result["clients"], result["fingerprint"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{path}, line {number}, must be a run that 'fedshift pack' wrote; got {error!r}"
-            ) from None
-        out.append(run)
-    return out
+    # not splitlines, which also splits at characters that JSON leaves as they are in a text
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [_read_line(line, path, number) for number, line in enumerate(lines, 1)]
 
 
-def _order(run: Run) -> tuple[str, str, int]:
-    return run.key
+def _read_line(line: str, path: Path, number: int) -> Run:
+    try:
+        told = json.loads(line)
+        wrong = ", ".join(_missing(told))
+    except ValueError as error:
+        wrong = f"JSON ({error})"
+    if wrong:
+        raise InputError(
+            f"{path}, line {number}, must be a run that 'fedshift pack' wrote; got no {wrong}; "
+            "pack the runs again"
+        )
+    history = tuple(told["history"])
+    return Run(f"{path}:{number}", told["result"], told["recipe"], told["environment"], history)
+
+
+def _missing(told: Any) -> list[str]:
+    """What a line lacks."""
+    kinds = {"recipe": str, "environment": dict, "result": dict, "history": list}
+    parts = told if isinstance(told, dict) else {}
+    lacks = [name for name, kind in kinds.items() if not isinstance(parts.get(name), kind)]
+    return lacks or [f"result.{name}" for name in NEEDED if name not in parts["result"]]
 
 
 def _summed(ledger: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

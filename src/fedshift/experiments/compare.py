@@ -87,7 +87,8 @@ class Row:
             cells["best"] = (self.best, told.best, 0.0)
         means = {client: mean for client, (mean, _, _) in self.dots.items()}
         cells |= {c: (means[c], *cell) for c, cell in told.clients.items() if c in means}
-        return {name: verdict(*cell, figure=self.figure) for name, cell in cells.items()}
+        half = _half_digit(told.numbers)
+        return {name: verdict(*c, figure=self.figure, half=half) for name, c in cells.items()}
 
     @property
     def dots(self) -> dict[str, tuple[float, float, float]]:
@@ -250,10 +251,18 @@ class Comparison:
 # -- verdicts ----------------------------------------------------------------------------------
 
 
-def verdict(ours: float, published: float, sd: float = 0.0, *, figure: str = "accuracy") -> str:
+def verdict(
+    ours: float,
+    published: float,
+    sd: float = 0.0,
+    *,
+    figure: str = "accuracy",
+    half: float | None = None,
+) -> str:
     """Whether a published number is reached: ours ≥ published − 2 sd, to the printed digits.
 
-    A printed .82 stands for all numbers that round to it.
+    A printed .82 stands for all numbers that round to it. `half` is half a unit of its last
+    digit, by default of the number as it is written.
 
     Examples
     --------
@@ -261,17 +270,21 @@ def verdict(ours: float, published: float, sd: float = 0.0, *, figure: str = "ac
     ('reached', 'below by .012', 'reached')
     """
     missing = published - ours if figure == "accuracy" else ours - published
-    if missing <= SDS * sd + _half_digit(published) + 1e-9:  # rounding must not decide
+    half = _half_digit([published]) if half is None else half
+    if missing <= SDS * sd + half + 1e-9:  # rounding must not decide
         return "reached"
     word = "below" if figure == "accuracy" else "above"
     amount = f"{missing:.3f}".removeprefix("0") if missing >= 5e-4 else "less than .001"
     return f"{word} by {amount}"
 
 
-def _half_digit(number: float) -> float:
-    """Half a unit of the last digit of a number as it is written."""
-    exponent = Decimal(repr(float(number))).as_tuple().exponent
-    return 0.5 * 10.0 ** int(exponent) if number else 0.0
+def _half_digit(numbers: Iterable[float]) -> float:
+    """Half a unit of the last digit of numbers that are printed with as many.
+
+    Floats forget zeros at the end: .80 beside .76 has two digits, and so has .80 alone.
+    """
+    exponents = (Decimal(repr(float(n))).as_tuple().exponent for n in numbers)
+    return 0.5 * 10.0 ** min(-2, *map(int, exponents))
 
 
 def ordering(
@@ -315,6 +328,7 @@ def compare(
     *,
     published: bool = False,
     known: Iterable[Recipe] = (),
+    needed: bool = True,
 ) -> list[Comparison]:
     """Compare all finished runs below folders or in archives, recipe by recipe.
 
@@ -327,6 +341,8 @@ def compare(
         have kept it.
     known : iterable of Recipe
         Recipes of your own whose published numbers are newer than the runs.
+    needed : bool
+        Whether it is an error if no run is finished.
 
     Raises
     ------
@@ -334,7 +350,7 @@ def compare(
         If a folder is not there, nothing below is finished, or two runs are of the same method
         and seed.
     """
-    runs, unfinished = find(folders)
+    runs, unfinished = find(folders, needed=needed)
     by_name = {r.name: r for r in known}
     shipped = recipes()
     out = []
@@ -350,13 +366,16 @@ def compare(
     return out
 
 
-def find(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Run], list[tuple[str, str]]]:
+def find(
+    places: Sequence[str | os.PathLike[str]], *, needed: bool = True
+) -> tuple[list[Run], list[tuple[str, str]]]:
     """Finished runs below folders and in archives, and the recipe and words for unfinished ones.
 
     Raises
     ------
     InputError
-        If a place is neither, nothing is finished, or two runs are of the same method and seed.
+        If a place is neither, nothing is finished (but one is needed), or two runs are of the
+        same method and seed.
     """
     runs: dict[str, Run] = {}
     unfinished: dict[Path, tuple[str, str]] = {}
@@ -364,14 +383,15 @@ def find(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Run], list[tupl
         if place.is_dir():
             _find_in(place, runs, unfinished)
         elif place.is_file() and place.suffix == SUFFIX:
-            runs |= {run.place: run for run in read(place)}
+            whole = place.resolve()
+            runs |= {f"{whole}:{number}": run for number, run in enumerate(read(place))}
         else:
             raise InputError(
                 f"runs must be a folder that 'fedshift run' wrote, or a {SUFFIX} file that "
                 f"'fedshift pack' wrote; got {place}"
             )
     scored = [r for r in runs.values() if r.result["clients"]]
-    if not scored:
+    if needed and not scored:
         where = ", ".join(map(str, places))
         why = f"{len(unfinished)} not finished, {len(runs)} without test labels"
         raise InputError(

@@ -195,11 +195,18 @@ class Published:
 
     def __post_init__(self) -> None:
         one_of(self, "iterate", ("last", "best"))
-        numbers = [self.mean, self.sd, self.worst, self.best]
-        numbers += [v for pair in self.clients.values() for v in pair]
         sds = [self.sd or 0.0, *(sd for _, sd in self.clients.values())]
-        if any(v is not None and not math.isfinite(v) for v in numbers) or min(sds) < 0:
+        if not all(map(math.isfinite, self.numbers)) or min(sds) < 0:
             raise InputError(f"published numbers must be finite, and sd ≥ 0; got {self!r}")
+
+    @property
+    def numbers(self) -> list[float]:
+        """All that are given."""
+        given = [self.mean, self.sd, self.worst, self.best]
+        return [
+            *(v for v in given if v is not None),
+            *(v for c in self.clients.values() for v in c),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,11 +250,7 @@ class Recipe:
         keep = {n: getattr(blank, n) for n in _ELSEWHERE}
         object.__setattr__(self, "train", replace(self.train, **keep))
         object.__setattr__(self, "plan", replace(self.plan, seed=0))
-        if not re.fullmatch(f"{_WORD}(/{_WORD})*", self.name):
-            raise InputError(
-                f"the name of a recipe must be words of letters, digits, '-', '_' and '+' between "
-                f"slashes, as it is also a folder; got {self.name!r}"
-            )
+        check_name(self.name)
         seeds = self.seeds
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise InputError(
@@ -417,7 +420,7 @@ class Recipe:
         """
         path = Path(name)
         if path.suffix == ".toml":
-            called = re.sub(r"[^A-Za-z0-9_+/-]", "-", path.stem).lstrip("-_+") or "recipe"
+            called = name_of(path)
         else:
             shipped = recipes()
             if str(name) not in shipped:
@@ -433,6 +436,20 @@ class Recipe:
         except UnicodeDecodeError as error:
             raise InputError(f"recipe {path} must be UTF-8 text: {error.reason}") from None
         return cls.parse(text, name=called, file=path.name if path.suffix else str(path))
+
+
+def check_name(name: str) -> None:
+    """Raise unless a recipe can be called so."""
+    if not re.fullmatch(f"{_WORD}(/{_WORD})*", name):
+        raise InputError(
+            f"the name of a recipe must be words of letters, digits, '-', '_' and '+' between "
+            f"slashes, as it is also a folder; got {name!r}"
+        )
+
+
+def name_of(path: Path) -> str:
+    """What a recipe is called after its file."""
+    return re.sub(r"[^A-Za-z0-9_+/-]", "-", path.stem).lstrip("-_+") or "recipe"
 
 
 def recipes() -> dict[str, Path]:

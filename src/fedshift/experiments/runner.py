@@ -221,6 +221,8 @@ def _calibration(
         for name, goal in goals.items()
         if goal is not None
     ]
+    if not pairs:
+        return []
     weight, exact = (np.concatenate(side) for side in zip(*pairs, strict=True))
     return calibration(weight, exact)
 

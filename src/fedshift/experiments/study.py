@@ -16,7 +16,7 @@ import os
 import tomllib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,14 +24,15 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.params import nearest, whole
+from fedshift.core.params import nearest, one_of, positive, whole
 from fedshift.core.samples import FloatArray
-from fedshift.data.sources import load
+from fedshift.data.sources import NAMES, Images, load
 from fedshift.errors import ConstantColumns, InputError
-from fedshift.experiments.recipe import Recipe, recipes
+from fedshift.experiments.recipe import Recipe, check_name, name_of, recipes
 from fedshift.experiments.records import environment, read_json, write_json
 from fedshift.experiments.shifts import Data
-from fedshift.experiments.spelling import Place, fields_of, make
+from fedshift.experiments.spelling import Place, at, fields_of, make
+from fedshift.experiments.spelling import read as read_value
 from fedshift.ratio.bound import KMeansBound
 from fedshift.report.comparison import Sheet
 from fedshift.theory import Communication, eigenvalue_checks
@@ -83,7 +84,14 @@ class KMeansTable(Study):
     draws: int = 5
 
     def __post_init__(self) -> None:
+        one_of(self, "images", NAMES)
         whole(self, "draws")
+        if not 0 < self.rare <= 1:
+            raise InputError(f"rare must be a share in (0, 1]; got {self.rare}")
+        if not self.clusters or min(self.clusters) < 1:
+            raise InputError(
+                f"clusters must be whole numbers of at least 1; got {list(self.clusters)}"
+            )
         if self.published and len(self.published) != len(self.clusters):
             raise InputError(
                 f"published must have a number for each of {len(self.clusters)} clusters; got "
@@ -120,12 +128,11 @@ class KMeansTable(Study):
             ),
         )
 
-    def _draw(self, images: Any, seed: int) -> list[float]:
-        rng = np.random.default_rng(seed)
-        classes = int(images.y.max()) + 1
+    def _draw(self, images: Images, seed: int) -> list[float]:
+        rng, classes = np.random.default_rng(seed), images.n_classes
         law = np.where(np.arange(classes) < classes // 2, self.rare, 1.0)
-        (x, y), (test_x, test_y) = images.train, images.test
-        source, target = _part(x, y, law, rng), _part(test_x, test_y, law[::-1], rng)
+        source = _part(*images.train, law, rng) / images.high
+        target = _part(*images.test, law[::-1], rng) / images.high
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConstantColumns)  # blank border pixels
             bounds = [KMeansBound(m, seed=seed) for m in self.clusters]
@@ -133,13 +140,12 @@ class KMeansTable(Study):
 
 
 def _part(
-    x: FloatArray, y: npt.NDArray[Any], law: npt.NDArray[Any], rng: np.random.Generator
+    x: npt.NDArray[Any], y: npt.NDArray[Any], law: npt.NDArray[Any], rng: np.random.Generator
 ) -> FloatArray:
     """Rows of every class in proportion to a law, as many as the smallest class allows."""
     each = np.floor(np.bincount(y).min() * law / law.max() + 1e-9).astype(int)
     chosen = [rng.permutation(np.flatnonzero(y == c))[:m] for c, m in enumerate(each)]
-    out = x[np.concatenate(chosen)].reshape(each.sum(), -1).astype(np.float32)
-    return np.asarray(out / 255 if out.max() > 1 else out)
+    return np.asarray(x[np.concatenate(chosen)].reshape(each.sum(), -1), dtype=np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +167,9 @@ class Eigenvalues(Study):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._data  # noqa: B018  checks
+        positive(self, "ridge")
+        whole(self, "seed", least=0)
+        _ = self._data  # checks
 
     @property
     def _data(self) -> Data:
@@ -236,10 +244,15 @@ class Traffic(Study):
     def __post_init__(self) -> None:
         if len(self.published) != 2:
             raise InputError(f"published must be two texts; got {list(self.published)}")
+        _ = self._cost  # checks
+
+    @property
+    def _cost(self) -> Communication:
+        return Communication(**fields_of(self, skip=("published",)))
 
     def sheet(self, title: str, *, data_dir: str | os.PathLike[str] | None) -> Sheet:
         """Bytes of one client, by what they are for."""
-        cost = Communication(**fields_of(self, skip=("published",)))
+        cost = self._cost
         rows = (
             ("samples for ratios", self.published[0], f"{cost.shared_bytes / 1e6:.2f} MB"),
             ("gradients of training", self.published[1], f"{cost.training_bytes / 1e12:.2f} TB"),
@@ -273,21 +286,27 @@ class StudyRecipe:
     @classmethod
     def of(cls, table: Mapping[str, Any], place: Place) -> StudyRecipe:
         """From a TOML table."""
-        kind = table["study"]
+        name, title, about, kind = (read_value(str, table.get(w, ""), w, place) for w in _WORDS)
         if kind not in STUDIES:
-            raise InputError(f"{place}: study must be {nearest(str(kind), STUDIES)}")
+            raise InputError(f"{place}: study must be {nearest(kind, STUDIES)}")
+        with at(place):
+            check_name(name)
         rest = {k: v for k, v in table.items() if k not in _WORDS}
-        made = make(STUDIES[kind], rest, place, also=_WORDS)
-        name, title, about = (str(table.get(w, "")) for w in ("name", "title", "description"))
-        return cls(name, title, about, made)
+        return cls(name, title, about, make(STUDIES[kind], rest, place, also=_WORDS))
 
     def run(self, out: Path, *, data_dir: str | os.PathLike[str] | None = None) -> Sheet:
         """Compute, and leave the sheet below `out`."""
-        sheet = self.study.sheet(f"{self.title} ({self.name})", data_dir=data_dir)
+        title = f"{self.title} ({self.name})" if self.title else self.name
+        sheet = self.study.sheet(title, data_dir=data_dir)
         folder = Path(out) / self.name
-        told = {"study": self.study.kind, "recipe": self.name, **_plain(self.study)}
+        told = {
+            "study": self.study.kind,
+            "recipe": self.name,
+            "parameters": fields_of(self.study),
+            "sheet": sheet.to_dict(),
+        }
         write_json(folder / "environment.json", environment("cpu"))
-        write_json(folder / "result.json", told | {"sheet": sheet.to_dict()})
+        write_json(folder / "result.json", told)
         return sheet
 
 
@@ -297,25 +316,32 @@ def load_any(name: str | Path) -> Recipe | StudyRecipe:
     if path is not None and path.is_file():
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
             table = {}  # the recipe's own reader says what is wrong
         if "study" in table:
-            called = path.stem if Path(name).suffix == ".toml" else str(name)
+            called = name_of(path) if Path(name).suffix == ".toml" else str(name)
             return StudyRecipe.of({"name": called, **table}, Place(path.name))
     return Recipe.load(name)
 
 
-def studies_in(folder: Path) -> list[Sheet]:
-    """Sheets that studies left below a folder."""
-    found = (read_json(path) for path in sorted(Path(folder).rglob("result.json")))
-    return [Sheet.of_dict(told["sheet"]) for told in found if told and "sheet" in told]
+def studies_in(*folders: Path) -> list[Sheet]:
+    """Sheets that studies left below folders, each once.
 
-
-def _plain(study: Study) -> dict[str, Any]:
-    return {"parameters": {k: _listed(v) for k, v in fields_of(study).items()}}
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return list(value)
-    return dict(value) if isinstance(value, Mapping) else value
+    Raises
+    ------
+    InputError
+        If a file has a sheet that cannot be read; names it.
+    """
+    paths = [path for folder in folders for path in sorted(Path(folder).rglob("result.json"))]
+    out = []
+    for path in {path.resolve(): path for path in paths}.values():
+        told = read_json(path) or {}
+        if "study" in told:
+            try:
+                out.append(Sheet.of_dict(told["sheet"]))
+            except (KeyError, TypeError) as error:
+                raise InputError(
+                    f"{path} must be what 'fedshift run' left of a study; got no sheet that can "
+                    f"be read ({error!r}); run it again"
+                ) from None
+    return out
