@@ -110,7 +110,7 @@ def table(
 
 def wide(inner: Html, label: str) -> Html:
     """A box that scrolls by itself, by keyboard too."""
-    return tag("div", inner, class_="wide", tabindex="0", role="region", aria_label=label)
+    return tag("div", inner, class_="wide", tabindex="0", role="group", aria_label=label)
 
 
 def _row(head: Sequence[Column], row: Sequence[Child]) -> Html:

@@ -175,7 +175,7 @@ def _change(scores: Scores, before: float, after: float) -> Child:
         return said if said == UNKNOWN else tag("span", "no change", class_="dull")
     better = (after > before) == (scores.measure == "accuracy")
     word = "better" if better else "worse"
-    return tag("span", said, tag("small", f" {word}"), class_="good" if better else "bad")
+    return tag("span", ranged(said, word), class_="good" if better else "bad")
 
 
 def _table(scores: Scores, rows: Sequence[Sequence[Child]], axis: Axis, same: bool) -> Html:
@@ -216,9 +216,9 @@ def _legend(scores: Scores, record: Mapping[str, Any], same: bool) -> Html:
 
 def _lead(record: Mapping[str, Any], scores: Scores, same: bool) -> Child:
     if not (scores.before or scores.after):
-        why = "No test row has a label, so nothing could be measured"
-        if record.get("evaluation", ...) is ...:
-            why = "Nothing was measured"
+        why = "Nothing was measured"
+        if "evaluation" in record:
+            why = "No test row has a label, so nothing could be measured"
         return f"{why}; what follows are estimates made without test labels."
     before, after = scores.means()
     if same:
