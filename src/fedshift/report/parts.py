@@ -41,7 +41,8 @@ class Section:
     def html(self) -> Html:
         """With its heading."""
         heading = tag("h2", self.title, id=self.id)
-        return tag("section", heading, self.body, aria_labelledby=self.id)
+        looks = None if self.ran else "idle"
+        return tag("section", heading, self.body, aria_labelledby=self.id, class_=looks)
 
 
 def not_run(id: str, title: str, command: str, what: str) -> Section:

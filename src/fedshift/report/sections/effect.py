@@ -113,7 +113,8 @@ def effect(record: Mapping[str, Any]) -> Section:
     body = join(
         tag("p", _lead(record, scores, same)),
         figure_of(
-            [_legend(scores, record, same), _table(scores, rows, axis, same)], _caption(scores)
+            [_legend(scores, record, same), _table(scores, rows, axis, same)],
+            _caption(scores, same),
         ),
         sentences(_notes(scores)),
     )
@@ -237,9 +238,9 @@ def _lead(record: Mapping[str, Any], scores: Scores, same: bool) -> Child:
     )
 
 
-def _caption(scores: Scores) -> str:
+def _caption(scores: Scores, same: bool) -> str:
     said = "Shapes are figures on each site's own test rows, lines their 95% intervals. "
-    if scores.before and scores.after:
+    if scores.before and scores.after and not same:
         said += (
             "Both models are measured on the same rows, so intervals may overlap although a "
             "difference is real; the no-harm evidence compares them row by row. "

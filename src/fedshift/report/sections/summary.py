@@ -141,7 +141,7 @@ def _expected(record: Mapping[str, Any]) -> Html:
         within = span(effect.get("low"), effect.get("high"), number)
         return _tile(
             "Expected of weights",
-            f"{number(abs(effect['gain']))} {word}",
+            f"{number(abs(effect['gain']), 2)} {word}",
             f"log loss, forecast by a quick linear model; gain {within}.",
             "#sites",
         )
