@@ -63,9 +63,10 @@ def build_report(record: Mapping[str, Any]) -> str:
     ('<!DOCTYPE html>', True, False)
     """
     check(record)
-    sections = [make(record) for make in SECTIONS]
+    made = [make(record) for make in SECTIONS]
+    sections = sorted(made, key=lambda s: not s.ran)  # what was not run comes last
     body = join(summary(record), *(s.html() for s in sections))
-    foot = f"Made by fedshift from a record of {record['created']}. This page asks no network."
+    foot = f"Made by fedshift from a record of {record['created']}. This page makes no network request."
     return page(f"{record['title']} – fedshift report", body, contents=sections, foot=foot)
 
 

@@ -148,7 +148,7 @@ def columns(
             x=percent((i + 0.08) / n),
             y=f"{6 + tall * (1 - c / top):.1f}",
             width=percent(0.84 / n),
-            height=f"{tall * c / top:.1f}",
+            height=f"{tall * (c / top):.1f}",
         )
         for i, c in enumerate(counts)
         if known(c) and c > 0

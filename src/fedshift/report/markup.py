@@ -86,9 +86,9 @@ def shortened(name: str, longest: int = LONGEST) -> str:
     return name if len(name) <= longest else name[: longest - 1] + "…"
 
 
-def isolated(name: str) -> str:
+def isolated(name: str, *, longest: int = LONGEST) -> str:
     """A name for places where no element can stand, such as titles of drawings."""
-    return f"\u2068{shortened(name)}\u2069"
+    return f"\u2068{shortened(name, longest)}\u2069"
 
 
 def _flat(child: Child) -> Iterable[str]:

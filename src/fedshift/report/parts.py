@@ -41,7 +41,8 @@ class Section:
     def html(self) -> Html:
         """With its heading."""
         heading = tag("h2", self.title, id=self.id)
-        return tag("section", heading, self.body, aria_labelledby=self.id)
+        looks = None if self.ran else "idle"
+        return tag("section", heading, self.body, aria_labelledby=self.id, class_=looks)
 
 
 def not_run(id: str, title: str, command: str, what: str) -> Section:
@@ -110,7 +111,7 @@ def table(
 
 def wide(inner: Html, label: str) -> Html:
     """A box that scrolls by itself, by keyboard too."""
-    return tag("div", inner, class_="wide", tabindex="0", role="region", aria_label=label)
+    return tag("div", inner, class_="wide", tabindex="0", role="group", aria_label=label)
 
 
 def _row(head: Sequence[Column], row: Sequence[Child]) -> Html:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, TypeGuard
 
 #: for None and NaN
@@ -11,7 +12,9 @@ UNKNOWN = "–"
 
 def known(value: Any) -> TypeGuard[float]:
     """Whether a value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -sys.float_info.max <= value <= sys.float_info.max  # whole numbers have no end
 
 
 def finite(value: Any) -> float:

@@ -22,12 +22,15 @@ GLOSSARY = {
     "coverage": "The part of the data met in use that training rows can stand for.",
     "covariate shift": "Other inputs occur, labels follow from them as before.",
     "density ratio": "How many times more frequent a row is in use than in training: its weight.",
+    "distance": "How far a column moved, 0 to 1: the largest gap between its two distribution "
+    "functions, or the share of rows that changed category.",
     "ERM": "Plain federated training: every row counts the same.",
     "ESS, rows that count": "Effective sample size: as many equally weighted rows would give "
     "results as steady as the weighted ones.",
     "FITW": "Weights that make a site's training rows look like its own test rows.",
     "FTW": "Weights that make a site's training rows look like the test rows of all sites.",
     "label shift": "The classes occur in other proportions, rows of one class look the same.",
+    "mean, sd": "How far the mean of a column moved, in its standard deviations.",
     "no-harm gate": "Takes a weighted model only if held-out rows show a gain beyond noise.",
     "privacy ladder": "What may leave a site, from nothing (rung 0) to raw rows (rung 5).",
     "test rows": "Rows the model will be used on, labelled or not.",
@@ -108,7 +111,12 @@ def _pairs(value: Mapping[str, Any], before: str = "", depth: int = 1) -> list[t
 def _value(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return UNKNOWN if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    if value is None:
+        return UNKNOWN
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        return "(nested too deeply to show)"
 
 
 def glossary(record: Mapping[str, Any]) -> Section:

@@ -8,7 +8,7 @@ from typing import Any
 from fedshift.report.drawings import bar
 from fedshift.report.markup import Child, Html, isolated, join, named, tag
 from fedshift.report.parts import Section, badge, not_run, sentences
-from fedshift.report.sections.shift import main_finding
+from fedshift.report.sections.shift import kind_of, main_finding
 from fedshift.report.spell import count, finite, fixed, known, number, share, signed, span
 
 #: most columns and classes shown on a card
@@ -48,7 +48,6 @@ def _card(
 ) -> Html:
     kind = s["kind"]
     shifted = s["status"] == "shift"
-    name = kind["name"] if kind["name"] != "cannot tell" else "unknown kind of"
     f = main_finding(s)
     size = f"AUC {fixed(f.get('auc'))} {span(f.get('low'), f.get('high'))}"
     rows = f"{count(s.get('train_rows'))} training, {count(s.get('test_rows'))} test rows"
@@ -57,11 +56,11 @@ def _card(
         tag("header", tag("h3", named(s["site"])), tag("p", rows)),
         tag(
             "p",
-            badge(s["status"], f"{name} shift" if shifted else s["status"]),
+            badge(s["status"], kind_of(s)),
             " ",
             tag("span", size, class_="size") if known(f.get("auc")) else None,
         ),
-        tag("p", kind.get("meaning") or "", class_="meaning") if shifted else None,
+        tag("p", _ended(kind.get("meaning") or ""), class_="meaning") if shifted else None,
         _laws(told, kind.get("label_law"), classes),
         _columns(s.get("columns") or []),
         _overlap(s.get("overlap") or {}, s.get("train_rows")),
@@ -70,6 +69,10 @@ def _card(
         sentences(told.get("notes") or []),
         class_="card",
     )
+
+
+def _ended(said: str) -> str:
+    return said if not said or said.endswith(".") else f"{said}."
 
 
 def _laws(told: Mapping[str, Any], law: Sequence[Any] | None, classes: Sequence[str]) -> Child:
@@ -126,7 +129,7 @@ def _columns(columns: Sequence[Mapping[str, Any]]) -> Child:
             tag("td", fixed(c.get("distance"))),
             tag("td", signed(c.get("difference"))),
         )
-        for c in columns[:COLUMNS]
+        for c in sorted(columns, key=lambda c: -finite(c.get("distance") or 0))[:COLUMNS]
     ]
     rest = len(columns) - COLUMNS
     more = tag("p", f"and {count(rest, 'column')} that moved less", class_="more")

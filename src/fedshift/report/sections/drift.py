@@ -44,7 +44,7 @@ def drift(record: Mapping[str, Any]) -> Section:
         Column("AUC, 95%", "figure"),
         Column("p, adjusted", "figure"),
         Column("Rows then, now", "figure"),
-        Column("Moved most"),
+        Column("Moved most", "list"),
         *([Column("Label law moved", "figure")] if law else []),
     ]
     rows = [[*_site(s, axis), *([_moved(s.get("labels"))] if law else [])] for s in found["sites"]]

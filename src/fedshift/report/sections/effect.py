@@ -113,7 +113,8 @@ def effect(record: Mapping[str, Any]) -> Section:
     body = join(
         tag("p", _lead(record, scores, same)),
         figure_of(
-            [_legend(scores, record, same), _table(scores, rows, axis, same)], _caption(scores)
+            [_legend(scores, record, same), _table(scores, rows, axis, same)],
+            _caption(scores, same),
         ),
         sentences(_notes(scores)),
     )
@@ -175,7 +176,7 @@ def _change(scores: Scores, before: float, after: float) -> Child:
         return said if said == UNKNOWN else tag("span", "no change", class_="dull")
     better = (after > before) == (scores.measure == "accuracy")
     word = "better" if better else "worse"
-    return tag("span", said, tag("small", f" {word}"), class_="good" if better else "bad")
+    return tag("span", ranged(said, word), class_="good" if better else "bad")
 
 
 def _table(scores: Scores, rows: Sequence[Sequence[Child]], axis: Axis, same: bool) -> Html:
@@ -216,9 +217,9 @@ def _legend(scores: Scores, record: Mapping[str, Any], same: bool) -> Html:
 
 def _lead(record: Mapping[str, Any], scores: Scores, same: bool) -> Child:
     if not (scores.before or scores.after):
-        why = "No test row has a label, so nothing could be measured"
-        if record.get("evaluation", ...) is ...:
-            why = "Nothing was measured"
+        why = "Nothing was measured"
+        if "evaluation" in record:
+            why = "No test row has a label, so nothing could be measured"
         return f"{why}; what follows are estimates made without test labels."
     before, after = scores.means()
     if same:
@@ -237,9 +238,9 @@ def _lead(record: Mapping[str, Any], scores: Scores, same: bool) -> Child:
     )
 
 
-def _caption(scores: Scores) -> str:
+def _caption(scores: Scores, same: bool) -> str:
     said = "Shapes are figures on each site's own test rows, lines their 95% intervals. "
-    if scores.before and scores.after:
+    if scores.before and scores.after and not same:
         said += (
             "Both models are measured on the same rows, so intervals may overlap although a "
             "difference is real; the no-harm evidence compares them row by row. "

@@ -19,9 +19,9 @@ def gate(record: Mapping[str, Any]) -> Section:
         return not_run(
             "gate", "No-harm evidence", "fedshift train SITES", "no models were compared."
         )
-    every = found["differences"]
+    every, taken = found["differences"], found["choice"] != found["baseline"]
     body = join(
-        tag("p", tag("strong", decision(found)), " ", reason(found) or ""),
+        tag("p", tag("strong", decision(found)), " ", (reason(found) or "") if taken else ""),
         _candidates(found) if every else tag("p", "Nothing was weighed against it."),
         _refused(found),
         [_by_site(d, found) for d in every if d.get("clients")],

@@ -67,7 +67,7 @@ def _comparisons(found: Sequence[Any], axis: Axis, rules: Sequence[Rule], label:
         Column("AUC", "plot", scale(axis, title="AUC from 0.5, the same, to 1", write=fixed)),
         Column("AUC, 95%", "figure"),
         Column("p, adjusted", "figure"),
-        Column("Moved most"),
+        Column("Moved most", "list"),
     ]
     rows = [_comparison(c, axis, rules) for c in found]
     return table(head, rows, label=label, stack=True)
@@ -75,8 +75,7 @@ def _comparisons(found: Sequence[Any], axis: Axis, rules: Sequence[Rule], label:
 
 def _comparison(c: Mapping[str, Any], axis: Axis, rules: Sequence[Rule]) -> list[Child]:
     f = main_finding(c)
-    kind = c["kind"]["name"] if c["status"] == "shift" else None
-    said = badge(c["status"], f"{kind} shift" if kind and kind != "cannot tell" else c["status"])
+    said = badge(c["status"], kind_of(c))
     auc = f.get("auc")
     words = f"{fixed(auc)} {span(f.get('low'), f.get('high'))}"
     mark = Mark(auc, f.get("low"), f.get("high"), series=1 if c["status"] == "shift" else 0)
@@ -90,6 +89,14 @@ def _comparison(c: Mapping[str, Any], axis: Axis, rules: Sequence[Rule]) -> list
         chance(f),
         join(most, between=", ") if most else UNKNOWN,
     ]
+
+
+def kind_of(c: Mapping[str, Any]) -> str:
+    """The kind of a shift for a badge, or the status where there is none."""
+    name = str(c["kind"]["name"])
+    if c["status"] != "shift" or name in ("none", "cannot tell"):
+        return "shift" if c["status"] == "shift" else str(c["status"])
+    return name if " " in name else f"{name} shift"
 
 
 def main_finding(c: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -183,7 +190,8 @@ def _cell(value: Any, diagonal: bool, own: bool) -> Html:
         return tag("td", "·", class_="self")
     step = round(STEPS * min(1.0, max(0.0, 2 * value - 1))) if known(value) else 0
     looks = f"h{step}" + (" own" if diagonal else "")
-    return tag("td", fixed(value).removeprefix("0") if known(value) else UNKNOWN, class_=looks)
+    said = fixed(value).removeprefix("0").replace("1.00", "1") if known(value) else UNKNOWN
+    return tag("td", said, class_=looks)
 
 
 def _ramp() -> list[Html]:

@@ -13,7 +13,7 @@ from fedshift.report.sections.shift import main_finding
 from fedshift.report.spell import count, fixed, known, listed, number, size, span
 
 #: most warnings shown
-WARNINGS = 5
+WARNINGS = 6
 
 
 def summary(record: Mapping[str, Any]) -> Html:
@@ -108,7 +108,7 @@ def _shift(record: Mapping[str, Any]) -> Html:
         )
     worst = max(moved, key=lambda s: main_finding(s).get("auc") or 0.0)
     auc = fixed(main_finding(worst).get("auc"))
-    most = [isolated(c["name"]) for c in worst.get("columns") or []][:2]
+    most = [isolated(c["name"], longest=28) for c in worst.get("columns") or []][:2]
     said = f"{worst['kind']['name']} shift, AUC {auc}" + (f", most in {listed(most)}" * bool(most))
     return _tile(
         "Biggest shift",
@@ -141,7 +141,7 @@ def _expected(record: Mapping[str, Any]) -> Html:
         within = span(effect.get("low"), effect.get("high"), number)
         return _tile(
             "Expected of weights",
-            f"{number(abs(effect['gain']))} {word}",
+            f"{number(abs(effect['gain']), 2)} {word}",
             f"log loss, forecast by a quick linear model; gain {within}.",
             "#sites",
         )
@@ -152,7 +152,7 @@ def _measured(record: Mapping[str, Any]) -> Html:
     scores = Scores.of(record)
     before, after = scores.means()
     if not known(after):
-        why = "No test row has a label." if record.get("evaluation", 0) is None else "Not measured."
+        why = "No test row has a label." if "evaluation" in record else "Not measured."
         return _tile("Measured", "–", why, "#effect")
     name = scores.measure.replace("mse", "MSE")
     if record.get("gate") and record["gate"]["choice"] == record["gate"]["baseline"]:
@@ -172,7 +172,8 @@ def _measured(record: Mapping[str, Any]) -> Html:
 
 def warnings(record: Mapping[str, Any]) -> list[Child]:
     """What a careful reader would ask about, most serious first."""
-    found = [*_of_ledger(record), *_of_sites(record), *_of_effect(record), *_of_drift(record)]
+    grave, mild = _of_sites(record)
+    found = [*_of_ledger(record), *grave, *_of_effect(record), *_of_drift(record), *mild]
     return found[:WARNINGS]
 
 
@@ -181,25 +182,26 @@ def _of_ledger(record: Mapping[str, Any]) -> list[Child]:
     return [headline(found)] if Sums.of(found).rows else []
 
 
-def _of_sites(record: Mapping[str, Any]) -> list[Child]:
+def _of_sites(record: Mapping[str, Any]) -> tuple[list[Child], list[Child]]:
+    """What weights cannot mend, and what could not be seen."""
     sites = (record.get("diagnosis") or {}).get("sites") or []
     moved = [s for s in sites if s["status"] == "shift"]
-    asked = {
-        "labels differ at the same inputs, which weights cannot mend": [
-            s for s in moved if s["kind"]["name"] == "concept"
-        ],
-        "weights would rest on few rows or leave part of the test law out": [
-            s for s in sites if (s.get("overlap") or {}).get("poor")
-        ],
+    concept = [s for s in moved if s["kind"]["name"] == "concept"]
+    poor = [s for s in sites if (s.get("overlap") or {}).get("poor")]
+    unseen = [s for s in moved if s["kind"]["name"] == "covariate or concept"]
+    silent = [s for s in sites if s["status"] == "cannot tell"]
+    grave = _told(concept, "labels differ at the same inputs, which weights cannot mend")
+    grave += _told(poor, "weights would rest on few rows or leave part of the test law out")
+    mild = _told(
+        unseen,
         "inputs moved, and whether labels still follow from them cannot be seen without test "
-        "labels; label a few rows": [
-            s for s in moved if s["kind"]["name"] == "covariate or concept"
-        ],
-        "too few rows to tell whether anything shifted": [
-            s for s in sites if s["status"] == "cannot tell"
-        ],
-    }
-    return [join(_names(mine), f": {said}.") for said, mine in asked.items() if mine]
+        "labels; label a few rows",
+    )
+    return grave, mild + _told(silent, "too few rows to tell whether anything shifted")
+
+
+def _told(sites: Sequence[Mapping[str, Any]], said: str) -> list[Child]:
+    return [join(_names(sites), f": {said}.")] if sites else []
 
 
 def _names(sites: Sequence[Mapping[str, Any]]) -> Html:
