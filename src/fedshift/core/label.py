@@ -8,6 +8,7 @@ these. Below them: how laws and labels are read, and how a ratio is looked up by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -232,7 +233,11 @@ class Calibration:
 
 
 def bcts(
-    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, weight: npt.ArrayLike | None = None
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    *,
+    weight: npt.ArrayLike | None = None,
+    spread: float = math.inf,
 ) -> Calibration:
     """Fit bias-corrected temperature scaling by maximum likelihood.
 
@@ -246,6 +251,9 @@ def bcts(
     labels : int array (n,)
         Class numbers 0 to k − 1.
     weight : array (n,), optional
+    spread : float
+        Standard deviation of a normal belief about the log temperature. A few rows that happen to
+        be all right would make the likeliest temperature zero.
 
     Examples
     --------
@@ -265,13 +273,16 @@ def bcts(
     w = np.full(n, 1.0 / n) if weight is None else read_law(weight, n, "weight")
     hit = np.zeros_like(logits)
     hit[np.arange(n), y] = 1.0
+    belief = float(np.square(w).sum()) / spread**2  # one over the effective number of rows
 
     def loss(theta: Float64Array) -> tuple[float, Float64Array]:
         scale = np.exp(theta[0])
         log_p = log_softmax(scale * logits + theta[1:], axis=1)
         value = -np.dot(w, log_p[np.arange(n), y])
         gap = w[:, None] * (np.exp(log_p) - hit)
-        return float(value), np.concatenate([[scale * (gap * logits).sum()], gap.sum(axis=0)])
+        slope = scale * (gap * logits).sum() + belief * theta[0]
+        total = float(value) + belief * float(theta[0]) ** 2 / 2
+        return total, np.concatenate([[slope], gap.sum(axis=0)])
 
     found = minimize(
         loss,

@@ -14,9 +14,11 @@ kind           ratio at a training row     what it says of unlabelled rows
 =============  ==========================  ===================================================
 
 Wrong weights cannot be found out by validating with the same wrong weights. But the rows can be
-asked: how well does log r(x) tell test rows from training rows it has not seen (in nats a row,
-with a paired interval), and is anything left once training rows carry the label weights?
-Gradients and label marginals leave a site, rows never do.
+asked: how well does log r(x) tell test rows from training rows, both held out (in nats a row, with
+a paired interval)? Gradients and label marginals leave a site, rows never do.
+
+When it fails: with a few dozen rows the two kinds are hard to tell apart; and where p(y | x)
+changed and p(x) did not, unlabelled rows say nothing.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ Kind = Literal["label", "covariate"]
 
 #: test rows' worth of belief that a site's label law is that of all training rows
 PRIOR = 3.0
+#: standard deviation of the belief about the log temperature of the calibration
+SPREAD = 0.5
 #: ridges of the classifier of sides
 RIDGES = (1.0, 0.1, 0.01)
 #: standard errors by which an explanation must beat "no shift"
@@ -125,39 +129,52 @@ def explain_labels(
     """
     classes = next(iter(fit.held_out.values())).shape[1]
     share = {
-        c.name: np.full(len(c.y), 1.0) if base is None else base[c.name] / base[c.name].mean()
+        c.name: np.ones(len(c.y)) if base is None else base[c.name] / base[c.name].mean()
         for c in federation
     }
     train = {
         c.name: np.bincount(c.y, share[c.name], minlength=classes) / len(c.y) for c in federation
     }
-    source = _positive(np.mean(list(train.values()), axis=0))
     calibration = _calibrated(federation, fit, share)
     judged = {
         c.name: np.mean([calibration(_chances(p, c.test_x)) for p in fit.parts], axis=0)
         for c in federation
     }
-    apart = _test_folds(federation, fold, seed)
-    test = {n: _law(p, source) for n, p in judged.items()}
-    laws = Marginals(train, test, calibration)
+    source = _positive(np.mean(list(train.values()), axis=0))
+    laws = Marginals(train, {n: _law(p, source) for n, p in judged.items()}, calibration)
     known = {n: calibration(softmax(s, axis=1)) for n, s in fit.held_out.items()}
+    losses = _label_losses(known, judged, fold, _test_folds(federation, fold, seed), source)
+    if ledger is not None:
+        _book(ledger, laws)
+    table = np.log(np.maximum(laws.target, 1e-12)) - np.log(source)
+    return laws, Explanation("label", {c.name: table[c.y] for c in federation}, losses)
+
+
+def _label_losses(
+    known: Mapping[str, Float64Array],
+    judged: Mapping[str, Float64Array],
+    fold: Folds,
+    apart: Folds,
+    source: Float64Array,
+) -> dict[str, Float64Array]:
+    """A fold of rows is judged by the label laws estimated without its test rows."""
     count = 1 + max(int(f.max()) for f in fold.values())
-    # a fold of rows is judged by laws estimated without its test rows
     without = {
         j: np.mean([_law(p[apart[n] != j], source) for n, p in judged.items()], axis=0)
         for j in range(count)
     }
-    losses = _told_apart(
+    return _told_apart(
         {n: _log_mixture(p, fold[n], without, source) for n, p in known.items()},
         {n: _log_mixture(p, apart[n], without, source) for n, p in judged.items()},
     )
-    table = np.log(np.maximum(laws.target, 1e-12)) - np.log(source)
-    if ledger is not None:
-        for c in federation:
-            up = 2 * classes + calibration.rounds * (classes + 2)
-            down = classes + calibration.rounds * (classes + 1)
-            ledger.add(c.name, "query.describe", up=8 * up, down=8 * down)
-    return laws, Explanation("label", {c.name: table[c.y] for c in federation}, losses)
+
+
+def _book(ledger: Ledger, laws: Marginals) -> None:
+    """Two label laws leave a site, and what calibrating takes: loss and gradient every round."""
+    classes, rounds = len(laws.source), laws.calibration.rounds
+    for name in laws.train:
+        up, down = 2 * classes + rounds * (classes + 2), classes + rounds * (classes + 1)
+        ledger.add(name, "query.describe", up=8 * up, down=8 * down)
 
 
 def explain_rows(
@@ -243,7 +260,7 @@ def _calibrated(federation: Federation, fit: Fit, share: Mapping[str, Float64Arr
     scores = np.concatenate([fit.held_out[c.name] for c in federation])
     labels = np.concatenate([c.y for c in federation])
     weight = np.concatenate([share[c.name] / len(c.y) for c in federation])
-    return bcts(softmax(scores, axis=1), labels, weight=weight / weight.sum())
+    return bcts(softmax(scores, axis=1), labels, weight=weight / weight.sum(), spread=SPREAD)
 
 
 def _law(chances: Float64Array, source: Float64Array) -> Float64Array:

@@ -33,6 +33,8 @@ from fedshift.learn.evaluate import plain_text, share_text
 
 #: effective held-out rows below which a forecast is no more than a guess
 FEW = 10.0
+#: standard deviation of the belief about the log temperature of the calibration
+SPREAD = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +147,7 @@ def foresee_accuracy(
     y = np.concatenate([labels[n] for n in names])
     w = {n: np.ones(len(labels[n])) for n in names} if base is None else base
     v = np.concatenate([w[n] / len(labels[n]) for n in names])
-    calibration = bcts(softmax(known, axis=1), y, weight=v / v.sum())
+    calibration = bcts(softmax(known, axis=1), y, weight=v / v.sum(), spread=SPREAD)
     rows = []
     for name, own in scores.items():
         up = np.ones(known.shape[1]) if lift is None else lift[name]

@@ -31,6 +31,9 @@ from fedshift.tabular.outcome import TabularOutcome
 MANY = 1000
 #: standard errors by which a perceptron must beat it
 BETTER = 1.0
+#: ratios of inputs are many numbers where those of labels are few, and a model that fits p(y | x)
+#: needs none of them: they have to gain more
+CAREFUL = Rule(gain=1.0)
 
 
 def fit_tables(
@@ -68,7 +71,7 @@ def fit_tables(
     weighting : Weighting, optional
         How ratios become weights; by default the largest is 20.
     rule : Rule, optional
-        Of the gate.
+        Of the gate; by default `Rule()`, and a full standard error of gain for a shift of inputs.
     gated : bool
         False takes the weighted model whatever the gate says, if there is one.
     folds : int
@@ -111,7 +114,7 @@ def fit_tables(
             {name: f.losses for name, f in fits.items()},
             {name: job.times_base(w) for name, w in weights.items()},
             refused=refused,
-            rule=rule,
+            rule=rule or (CAREFUL if "covariate" in weights else None),
         )
         if not gated and weights:
             verdict = _forced(verdict, next(iter(weights)))
