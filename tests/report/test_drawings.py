@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedshift.report.drawings import (
@@ -27,12 +27,16 @@ FINITE = st.floats(-1e6, 1e6)
 
 
 @given(st.lists(FINITE, min_size=1), FINITE, FINITE)
+@example([1.0, 1.0000001], 0.0, 1.0)
+@example([1e-9, 3e-9], 0.0, 1.0)
+@example([3e11, 8e11], 0.0, 1.0)
 def test_an_axis_shows_all_and_keeps_order(values: list[float], a: float, b: float) -> None:
     axis = Axis.around(values)
     assert all(0 <= axis.part(v) <= 1 for v in values)
     low, high = sorted((a, b))
     assert axis.part(low) <= axis.part(high)
     ticks = axis.ticks()
+    assert len(set(axis.labels())) == len(set(axis.labels(share=True))) == len(ticks)
     assert 1 <= len(ticks) <= 8
     assert ticks == sorted(ticks)
     room = 1e-9 * max(1.0, abs(axis.low), abs(axis.high))
@@ -44,7 +48,9 @@ def test_an_axis_by_hand() -> None:
     assert [axis.at(v) for v in (0.5, 0.75, 0.9, 1.0)] == ["0%", "50%", "80%", "100%"]
     assert (axis.at(0.1), axis.at(7.0)) == ("0%", "100%")
     assert Axis(-0.13, 0.06).ticks() == [-0.1, -0.05, 0.0, 0.05]
-    assert Axis.around([], hold=(0.5, 1.0)) == Axis(0.5, 1.0)
+    assert Axis.around([3.0]) == Axis(2.7, 3.3)
+    assert Axis(0.776, 0.964).labels(share=True) == ["80%", "85%", "90%", "95%"]
+    assert Axis(0.9, 1.0).labels(2, share=True) == ["90%", "95%", "100%"]
     assert Axis.around([None, math.nan]) == Axis(-0.06, 1.06)
     assert percent(0.12345) == "12.35%"
 

@@ -66,7 +66,7 @@ def build_report(record: Mapping[str, Any]) -> str:
     made = [make(record) for make in SECTIONS]
     sections = sorted(made, key=lambda s: not s.ran)  # what was not run comes last
     body = join(summary(record), *(s.html() for s in sections))
-    foot = f"Made by fedshift from a record of {record['created']}. This page makes no network request."
+    foot = f"Made by fedshift from a record of {record['created']}; makes no network request."
     return page(f"{record['title']} – fedshift report", body, contents=sections, foot=foot)
 
 

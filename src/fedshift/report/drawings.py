@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from fedshift.report.markup import Html, tag
-from fedshift.report.spell import known, number
+from fedshift.report.spell import fixed, known, number
 
 #: outlines about the origin, one a series: circle, square, diamond, triangle
 SHAPES = (
@@ -39,17 +39,12 @@ class Axis:
     high: float
 
     @classmethod
-    def around(
-        cls, values: Iterable[Any], *, hold: Sequence[float] = (), pad: float = 0.06
-    ) -> Axis:
-        """The scale that shows all known values, and those of `hold` at least."""
-        seen = [float(v) for v in values if known(v)] + list(hold) or [0.0, 1.0]
+    def around(cls, values: Iterable[Any], *, pad: float = 0.06) -> Axis:
+        """The scale that shows all known values, with a little room beside them."""
+        seen = [float(v) for v in values if known(v)] or [0.0, 1.0]
         low, high = min(seen), max(seen)
         room = pad * (high - low) or abs(high) * 0.1 or 1.0
-        return cls(
-            low if low in hold else low - room,
-            high if high in hold else high + room,
-        )
+        return cls(low - room, high + room)
 
     def part(self, value: float) -> float:
         """Position from 0 to 1; what lies outside is shown at the end."""
@@ -63,15 +58,38 @@ class Axis:
 
     def ticks(self, about: int = 5) -> list[float]:
         """Round numbers within, about so many."""
-        width = self.high - self.low
-        if not (math.isfinite(width) and width > 0):
+        step = self._step(about)
+        if step is None:
             return []
-        raw = width / about
-        unit = 10.0 ** math.floor(math.log10(raw))
-        step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
-        return [round(k * step, 12) + 0.0 for k in range(first, last + 1)]
+        return [float(f"{k * step:.12g}") + 0.0 for k in range(first, last + 1)]
+
+    def labels(self, about: int = 5, *, share: bool = False) -> list[str]:
+        """The ticks in words, with as many places as it takes to tell them apart.
+
+        Examples
+        --------
+        >>> Axis(0.986, 1.0).labels(share=True), Axis(-1.0, 2.0).labels(3)
+        (['99.0%', '99.5%', '100.0%'], ['−1', '0', '1', '2'])
+        """
+        step = self._step(about) or 1.0
+        unit, sign = (100, "%") if share else (1, "")
+        places = -math.floor(math.log10(step * unit) + 1e-9)
+        if not -6 < places < 6:
+            far = max(abs(self.low), abs(self.high))
+            digits = 2 + max(1, math.ceil(math.log10(far / step)))
+            return [f"{number(unit * v, digits)}{sign}" for v in self.ticks(about)]
+        return [f"{fixed(unit * v, max(0, places))}{sign}" for v in self.ticks(about)]
+
+    def _step(self, about: int) -> float | None:
+        """Between ticks: 1, 2 or 5 times a power of ten."""
+        width = self.high - self.low
+        if not (math.isfinite(width) and width > 0):
+            return None
+        raw = width / about
+        unit = 10.0 ** math.floor(math.log10(raw))
+        return next((unit * m for m in (1, 2, 5, 10) if unit * m >= raw * 0.999), None)
 
 
 def percent(part: float) -> str:
@@ -101,7 +119,7 @@ class Rule:
     """A line across a drawing where something has a meaning, such as no difference."""
 
     value: float
-    strong: bool = field(default=False)
+    strong: bool = False
 
 
 def drawing(title: str, height: float, *children: Html | Iterable[Html], kind: str) -> Html:
@@ -120,10 +138,11 @@ def strip(axis: Axis, marks: Sequence[Mark], *, title: str, rules: Sequence[Rule
     return drawing(title, height, lines, dots, kind="strip")
 
 
-def scale(axis: Axis, *, title: str, write: Any = number) -> Html:
+def scale(axis: Axis, *, title: str, share: bool = False) -> Html:
     """The numbers along the axis, to stand above strips."""
-    ticks = [tag("text", write(v), x=axis.at(v), y=12, text_anchor="middle") for v in axis.ticks()]
-    return drawing(title, 16, ticks, kind="scale")
+    ticks = zip(axis.ticks(), axis.labels(share=share), strict=True)
+    made = [tag("text", said, x=axis.at(v), y=12, text_anchor="middle") for v, said in ticks]
+    return drawing(title, 16, made, kind="scale")
 
 
 def bar(part: Any, *, title: str, series: int = 0) -> Html:
@@ -142,16 +161,7 @@ def columns(
     tall, n = 84.0, max(1, len(counts))
     top = max((c for c in counts if known(c)), default=0) or 1
     bars = [
-        tag(
-            "rect",
-            class_="s0",
-            x=percent((i + 0.08) / n),
-            y=f"{6 + tall * (1 - c / top):.1f}",
-            width=percent(0.84 / n),
-            height=f"{tall * (c / top):.1f}",
-        )
-        for i, c in enumerate(counts)
-        if known(c) and c > 0
+        _column(i / n, 1 / n, c / top, tall) for i, c in enumerate(counts) if known(c) and c > 0
     ]
     base = tag("line", class_="axis", x1="0%", x2="100%", y1=6 + tall, y2=6 + tall)
     shown = sorted({0, n // 4, n // 2, 3 * n // 4, n}) if n >= 8 else range(n + 1)
@@ -165,38 +175,45 @@ def columns(
     return drawing(title, tall + 26, line, bars, base, labels, kind="plot")
 
 
-def scatter(
-    points: Sequence[tuple[float, float, Any]], axis: Axis, *, title: str, write: Any = number
-) -> Html:
+def _column(start: float, width: float, part: float, tall: float) -> Html:
+    return tag(
+        "rect",
+        class_="s0",
+        x=percent(start + 0.08 * width),
+        y=f"{6 + tall * (1 - part):.1f}",
+        width=percent(0.84 * width),
+        height=f"{tall * part:.1f}",
+    )
+
+
+def scatter(points: Sequence[tuple[float, float, Any]], axis: Axis, *, title: str) -> Html:
     """Points (x, y, rows) on a square scale, with the line on which both are the same."""
-    tall = 150.0
+    tall, ticks = 150.0, list(zip(axis.ticks(4), axis.labels(4), strict=True))
 
-    def up(value: float) -> float:
-        return 8 + tall * (1 - axis.part(value))
+    def up(value: float, by: float = 8) -> str:
+        return f"{by + tall * (1 - axis.part(value)):.1f}"
 
-    ticks = axis.ticks(4)
-    grid = [_grid(axis, v, tall + 8, top=8) for v in ticks]
-    grid += [
-        tag("line", class_="grid", x1="0%", x2="100%", y1=f"{up(v):.1f}", y2=f"{up(v):.1f}")
-        for v in ticks
-    ]
+    grid = [_grid(axis, v, tall + 8, top=8) for v, _ in ticks]
+    grid += [tag("line", class_="grid", x1="0%", x2="100%", y1=up(v), y2=up(v)) for v, _ in ticks]
     same = tag("line", class_="same", x1="0%", x2="100%", y1=8 + tall, y2=8)
     most = max((n for *_, n in points if known(n)), default=1) or 1
     dots = [
-        tag(
-            "circle",
-            class_="dot s0",
-            cx=axis.at(x),
-            cy=f"{up(y):.1f}",
-            r=f"{3 + 3 * math.sqrt(n / most) if known(n) and n >= 0 else 4:.1f}",
-        )
+        tag("circle", class_="dot s0", cx=axis.at(x), cy=up(y), r=_radius(n, most))
         for x, y, n in points
     ]
-    labels = [tag("text", write(v), x=axis.at(v), y=tall + 22, text_anchor="middle") for v in ticks]
-    labels += [
-        tag("text", write(v), x="-6", y=f"{up(v) + 4:.1f}", text_anchor="end") for v in ticks
+    labels = [
+        (
+            tag("text", said, x=axis.at(v), y=tall + 22, text_anchor="middle"),
+            tag("text", said, x="-6", y=up(v, 12), text_anchor="end"),
+        )
+        for v, said in ticks
     ]
-    return drawing(title, tall + 28, grid, same, dots, labels, kind="plot square")
+    return drawing(title, tall + 28, grid, same, dots, *labels, kind="plot square")
+
+
+def _radius(rows: Any, most: float) -> str:
+    """Of a dot whose area grows with its rows."""
+    return f"{3 + 3 * math.sqrt(rows / most):.1f}" if known(rows) and rows >= 0 else "4.0"
 
 
 def key(series: int, *, hollow: bool = False) -> Html:

@@ -17,8 +17,8 @@ VOID = frozenset({"meta", "br", "hr", "col"})
 LEAVES = frozenset({"circle", "line", "rect", "path"})
 #: what no page may hold: control characters, and halves of characters
 _UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-#: longest name shown whole, and longest word that is not broken
-LONGEST, UNBROKEN = 60, 22
+#: longest name shown whole, longest in a title, and longest word that is not broken
+LONGEST, TITLE, UNBROKEN = 60, 400, 22
 
 
 class Html(str):
@@ -75,7 +75,10 @@ def named(name: str, *, longest: int = LONGEST) -> Html:
     shown = shortened(name, longest)
     unbroken = max(map(len, shown.split()), default=0) > UNBROKEN
     return tag(
-        "bdi", shown, class_="long" if unbroken else None, title=name if shown != name else None
+        "bdi",
+        shown,
+        class_="long" if unbroken else None,
+        title=None if shown == name else shortened(name, TITLE),
     )
 
 

@@ -42,9 +42,10 @@ def page(title: str, body: Html, *, contents: Sequence[Section] = (), foot: str 
     )
     skip = tag("a", "Skip to the report", class_="skip", href="#main")
     main = tag("main", body, id="main", tabindex="-1")
-    frame = tag("div", _contents(contents), main, class_="frame" if contents else "frame alone")
-    end = tag("footer", foot) if foot else None
-    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', skip, frame, end), lang='en')}\n"
+    beside = tag("div", main, tag("footer", foot) if foot else None)
+    frame = tag("div", _contents(contents), beside, class_="frame" if contents else "frame alone")
+    whole = tag("html", head, tag("body", skip, frame), lang="en")
+    return f"<!DOCTYPE html>\n{whole}\n"
 
 
 @cache

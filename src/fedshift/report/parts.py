@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedshift.report.drawings import key
-from fedshift.report.markup import Child, Html, tag
-from fedshift.report.spell import known
+from fedshift.report.markup import Child, Html, join, named, tag
 
 #: what is said of a site, with the shape and the class of its badge
 STATUSES = {
@@ -16,6 +14,14 @@ STATUSES = {
     "too small to matter": (2, "mild"),
     "no shift found": (0, "good"),
     "cannot tell": (1, "dull"),
+}
+#: names of models and what they stand for
+MODELS = {
+    "erm": "no weights",
+    "ftw": "weighted for all sites' test data",
+    "fitw": "weighted for each site's own test data",
+    "label": "weighted by label",
+    "covariate": "weighted by input",
 }
 
 
@@ -157,11 +163,24 @@ def folded(title: Child, body: Child, *, open: bool = False) -> Html:
     return tag("details", tag("summary", title), tag("div", body), open=open)
 
 
-def sites_of(record: Mapping[str, Any]) -> list[str]:
-    """The sites' names, in the order of the record."""
-    return [s["site"] for s in record["sites"]]
+def bars(rows: Iterable[tuple[Child, Html, Sequence[str]]], head: Sequence[str] = ()) -> Html:
+    """A small table of names, bars and figures; `head` names the first and the last columns."""
+    made = [
+        tag("tr", tag("th", name, scope="row"), tag("td", drawn, class_="plot"), _cells(said))
+        for name, drawn, said in rows
+    ]
+    top = None
+    if head:
+        over = [tag("th", h, scope="col") for h in head[1:]]
+        top = tag("thead", tag("tr", tag("td", head[0]), tag("td"), over))
+    return tag("table", top, tag("tbody", made), class_="bars")
 
 
-def measure(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Which figure rows hold: "mse" if any does, else "accuracy"."""
-    return "mse" if any(known(r.get("mse")) for r in rows) else "accuracy"
+def _cells(said: Sequence[str]) -> list[Html]:
+    return [tag("td", one) for one in said]
+
+
+def model_name(name: str) -> Html:
+    """A model's name and what it stands for."""
+    said = MODELS.get(name.lower())
+    return join(named(name), tag("small", f" {said}") if said else None)

@@ -21,7 +21,7 @@ weights                 {site: ``n``, ``mean``, ``max``, ``ess``, ``coverage``, 
 calibration             {site or "all": groups of rows}, each with ``n`` and either ``estimated``
                         and ``exact`` (mean log ratios) or ``predicted`` and ``observed`` (the
                         chance that a held-out row is a test row, and the share that are)
-ledger                  a list: ``client``, ``phase``, ``rung`` (0 to 5, SPEC of the privacy
+ledger                  a list: ``client``, ``phase``, ``rung`` (0 to 5 on the privacy
                         ladder), ``up``, ``down`` (bytes), ``rows`` (rows of data that left)
 theory                  ``spectrum`` (``Spectra.to_records()``), ``bounds`` (``site``, ``terms``
                         {name: value}, ``total``, ``status``), ``sentences``

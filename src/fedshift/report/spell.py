@@ -17,9 +17,9 @@ def known(value: Any) -> TypeGuard[float]:
     return -sys.float_info.max <= value <= sys.float_info.max  # whole numbers have no end
 
 
-def finite(value: Any) -> float:
-    """A number to compute with; NaN where there is none."""
-    return float(value) if known(value) else math.nan
+def finite(value: Any, otherwise: float = math.nan) -> float:
+    """A number to compute with, or another where there is none."""
+    return float(value) if known(value) else otherwise
 
 
 def number(value: Any, digits: int = 3) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fedshift.report.drawings import bar
 from fedshift.report.markup import Child, Html, isolated, join, named, tag
-from fedshift.report.parts import Section, badge, not_run, sentences
+from fedshift.report.parts import Section, badge, bars, facts, not_run, sentences
 from fedshift.report.sections.shift import kind_of, main_finding
-from fedshift.report.spell import count, finite, fixed, known, number, share, signed, span
+from fedshift.report.spell import chance, count, finite, fixed, known, number, share, signed, span
 
 #: most columns and classes shown on a card
 COLUMNS, CLASSES = 8, 8
@@ -60,6 +61,7 @@ def _card(
             " ",
             tag("span", size, class_="size") if known(f.get("auc")) else None,
         ),
+        _asked(s["findings"]),
         tag("p", _ended(kind.get("meaning") or ""), class_="meaning") if shifted else None,
         _laws(told, kind.get("label_law"), classes),
         _columns(s.get("columns") or []),
@@ -75,73 +77,65 @@ def _ended(said: str) -> str:
     return said if not said or said.endswith(".") else f"{said}."
 
 
+def _asked(findings: Sequence[Mapping[str, Any]]) -> Child:
+    """Every question, where there was more than one."""
+    if len(findings) < 2:
+        return None
+    return facts(
+        {
+            f["question"]: f"{f['status']}, AUC {fixed(f.get('auc'))}, p {chance(f)}"
+            for f in findings
+        }
+    )
+
+
 def _laws(told: Mapping[str, Any], law: Sequence[Any] | None, classes: Sequence[str]) -> Child:
     """Shares of the classes in training and, where they were estimated, in use."""
     train = told.get("train_law") or {}
     now = _by_class(law or [], classes, told.get("classes"))
     if len(train) < 2 or not set(train) & set(now):
         return None
-    moved = sorted(train, key=lambda c: -abs(finite(train[c]) - finite(now.get(c, 0.0))))
+    moved = sorted(train, key=lambda c: -abs(finite(train[c], 0.0) - finite(now.get(c), 0.0)))
     rows = [
-        tag(
-            "tr",
-            tag("th", named(c, longest=28), scope="row"),
-            tag("td", share(train[c])),
-            tag("td", "→"),
-            tag("td", share(now.get(c))),
-            tag(
-                "td",
-                bar(now.get(c), title=f"{isolated(c)}: {share(now.get(c))} in use"),
-                class_="plot",
-            ),
+        (
+            named(c, longest=28),
+            bar(now.get(c), title=f"{isolated(c)}: {share(now.get(c))} in use"),
+            [share(train[c]), "→", share(now.get(c))],
         )
         for c in moved[:CLASSES]
     ]
     rest = len(moved) - CLASSES
     more = tag("p", f"and {count(rest, 'class', 'classes')}", class_="more") if rest > 0 else None
-    head = tag("h4", "Classes: training → estimated in use")
-    return [head, tag("table", tag("tbody", rows), class_="bars"), more]
+    return [bars(rows, ("Classes", "training", "", "in use")), more]
 
 
 def _by_class(law: Sequence[Any], classes: Sequence[str], names: Any) -> dict[str, Any]:
     """Shares by the names the site gives its classes; a diagnosis may only know their numbers."""
     words = names if isinstance(names, list | tuple) else []
-    named_ = [str(words[int(c)]) if c.isdecimal() and int(c) < len(words) else c for c in classes]
-    return dict(zip(named_, law, strict=False))
+    told = [str(words[int(c)]) if c.isdecimal() and int(c) < len(words) else c for c in classes]
+    return dict(zip(told, law, strict=False))
 
 
 def _columns(columns: Sequence[Mapping[str, Any]]) -> Child:
     if not columns:
         return None
+    most = sorted(columns, key=lambda c: -finite(c.get("distance"), 0.0))[:COLUMNS]
     rows = [
-        tag(
-            "tr",
-            tag("th", named(c["name"], longest=36), scope="row"),
-            tag(
-                "td",
-                bar(
-                    c.get("distance"),
-                    series=1,
-                    title=f"{isolated(c['name'])}: distance {fixed(c.get('distance'))}",
-                ),
-                class_="plot",
-            ),
-            tag("td", fixed(c.get("distance"))),
-            tag("td", signed(c.get("difference"))),
+        (
+            named(c["name"], longest=36),
+            bar(c.get("distance"), series=1, title=f"{isolated(c['name'])}: {_moved(c)}"),
+            [fixed(c.get("distance")), signed(c.get("difference"))],
         )
-        for c in sorted(columns, key=lambda c: -finite(c.get("distance") or 0))[:COLUMNS]
+        for c in most
     ]
     rest = len(columns) - COLUMNS
     more = tag("p", f"and {count(rest, 'column')} that moved less", class_="more")
-    top = tag(
-        "tr",
-        tag("td", "Columns that moved most"),
-        tag("td"),
-        tag("th", "distance", scope="col"),
-        tag("th", "mean, sd", scope="col"),
-    )
-    made = tag("table", tag("thead", top), tag("tbody", rows), class_="bars")
+    made = bars(rows, ("Columns that moved most", "distance", "mean, sd"))
     return [made, more if rest > 0 else None]
+
+
+def _moved(c: Mapping[str, Any]) -> str:
+    return f"distance {fixed(c.get('distance'))}, adjusted p {number(c.get('adjusted'), 2)}"
 
 
 def _overlap(o: Mapping[str, Any], rows: Any) -> Child:
@@ -153,32 +147,17 @@ def _overlap(o: Mapping[str, Any], rows: Any) -> Child:
         "test law they stand for": (o.get("coverage"), share(o.get("coverage"))),
         "test rows out of reach": (o.get("outside"), share(o.get("outside"))),
     }
-    made = [
-        tag(
-            "tr",
-            tag("th", name, scope="row"),
-            tag("td", bar(part, title=f"{name}: {words}", series=0), class_="plot"),
-            tag("td", words),
-        )
-        for name, (part, words) in said.items()
+    made = bars(
+        (name, bar(part, title=f"{name}: {words}"), [words]) for name, (part, words) in said.items()
+    )
+    largest = f"Largest ratio at a training row: {number(o.get('largest'))}."
+    poor = "Weights would rest on few rows or leave part of the test law out."
+    return [
+        head,
+        made,
+        tag("p", largest, class_="more"),
+        tag("p", badge("shift", "poor overlap"), f" {poor}") if o.get("poor") else None,
     ]
-    poor = (
-        tag(
-            "p",
-            badge("shift", "poor overlap"),
-            " Weights would rest on few rows or leave part of the test law out.",
-        )
-        if o.get("poor")
-        else None
-    )
-    largest = tag(
-        "p", f"Largest ratio at a training row: {number(o.get('largest'))}.", class_="more"
-    )
-    return [head, tag("table", tag("tbody", made), class_="bars"), largest, poor]
-
-
-def _two(value: Any) -> str:
-    return number(value, 2)
 
 
 def _forecast(effect: Mapping[str, Any]) -> Html:
@@ -190,5 +169,5 @@ def _forecast(effect: Mapping[str, Any]) -> Html:
     return join(
         tag("strong", said),
         f". Forecast: log loss {number(abs(gain), 2)} {word}; gain "
-        f"{span(effect.get('low'), effect.get('high'), _two)}.",
+        f"{span(effect.get('low'), effect.get('high'), partial(number, digits=2))}.",
     )

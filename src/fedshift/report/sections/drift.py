@@ -40,7 +40,7 @@ def drift(record: Mapping[str, Any]) -> Section:
     head = [
         Column("Site"),
         Column("Verdict"),
-        Column("Then against now", "plot", scale(axis, title="AUC", write=fixed)),
+        Column("Then against now", "plot", scale(axis, title="AUC")),
         Column("AUC, 95%", "figure"),
         Column("p, adjusted", "figure"),
         Column("Rows then, now", "figure"),

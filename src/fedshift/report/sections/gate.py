@@ -7,8 +7,17 @@ from typing import Any
 
 from fedshift.report.drawings import Axis, Mark, Rule, scale, strip
 from fedshift.report.markup import Child, Html, isolated, join, named, tag
-from fedshift.report.parts import Column, Section, badge, figure_of, folded, not_run, ranged, table
-from fedshift.report.sections.effect import model_name
+from fedshift.report.parts import (
+    Column,
+    Section,
+    badge,
+    figure_of,
+    folded,
+    model_name,
+    not_run,
+    ranged,
+    table,
+)
 from fedshift.report.spell import count, finite, known, number, share, span
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedshift.report.drawings import Axis, Mark, Rule, scale, strip
-from fedshift.report.markup import Child, Html, isolated, join, named, tag
+from fedshift.report.markup import TITLE, Child, Html, isolated, join, named, shortened, tag
 from fedshift.report.parts import (
     Column,
     Section,
@@ -64,7 +64,7 @@ def _comparisons(found: Sequence[Any], axis: Axis, rules: Sequence[Rule], label:
     head = [
         Column("Site"),
         Column("Found"),
-        Column("AUC", "plot", scale(axis, title="AUC from 0.5, the same, to 1", write=fixed)),
+        Column("AUC", "plot", scale(axis, title="AUC from 0.5, the same, to 1")),
         Column("AUC, 95%", "figure"),
         Column("p, adjusted", "figure"),
         Column("Moved most", "list"),
@@ -160,7 +160,7 @@ def _furthest(auc: Sequence[Sequence[Any]], n: int) -> list[int]:
     """All sites, or those whose test rows lie furthest from their training rows."""
     if n <= MOST:
         return list(range(n))
-    own = sorted(range(n), key=lambda i: -finite(auc[2 * i][2 * i + 1]))
+    own = sorted(range(n), key=lambda i: -finite(auc[2 * i][2 * i + 1], 0.0))
     return sorted(own[:MOST])
 
 
@@ -168,7 +168,10 @@ def _heat(sites: Sequence[str], auc: Sequence[Sequence[Any]], said: str, *, own:
     few = len(sites) <= FEW
     across = [
         tag(
-            "th", named(s, longest=24) if few else str(j + 1), scope="col", title=None if few else s
+            "th",
+            named(s, longest=24) if few else str(j + 1),
+            scope="col",
+            title=None if few else shortened(s, TITLE),
         )
         for j, s in enumerate(sites)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedshift.report.markup import Child, Html, isolated, join, named, tag
-from fedshift.report.sections.effect import Scores, agreement
+from fedshift.report.scores import Scores
 from fedshift.report.sections.gate import decision, reason
 from fedshift.report.sections.ledger import RUNGS, Sums, headline, highest
 from fedshift.report.sections.shift import main_finding
@@ -124,12 +124,11 @@ def _expected(record: Mapping[str, Any]) -> Html:
     if told:
         worst = (min if scores.measure == "accuracy" else max)(told, key=lambda s: told[s])
         mean = sum(told.values()) / len(told)
-        name = scores.measure.replace("mse", "MSE")
         return _tile(
             "Expected in use",
             scores.write(mean),
             [
-                f"{name}, mean over sites, without test labels; worst ",
+                f"{scores.name}, mean over sites, without test labels; worst ",
                 named(worst, longest=28),
                 f" at {scores.write(told[worst])}.",
             ],
@@ -154,11 +153,12 @@ def _measured(record: Mapping[str, Any]) -> Html:
     if not known(after):
         why = "No test row has a label." if "evaluation" in record else "Not measured."
         return _tile("Measured", "–", why, "#effect")
-    name = scores.measure.replace("mse", "MSE")
-    if record.get("gate") and record["gate"]["choice"] == record["gate"]["baseline"]:
-        return _tile("Measured", scores.write(after), f"{name}, mean over sites.", "#effect")
+    if scores.same:
+        return _tile("Measured", scores.write(after), f"{scores.name}, mean over sites.", "#effect")
     worse = len(scores.worse())
-    said = f"{name} {scores.write(before)} → {scores.write(after)}, mean over sites; worse at "
+    said = (
+        f"{scores.name} {scores.write(before)} → {scores.write(after)}, mean over sites; worse at "
+    )
     return _tile(
         "Measured",
         scores.change(before, after),
@@ -217,7 +217,7 @@ def _of_effect(record: Mapping[str, Any]) -> list[Child]:
     if worse:
         names = _names([{"site": s} for s in worse])
         out.append(join(names, ": measured worse with the model taken than without weights."))
-    inside, n = agreement(scores)
+    inside, n = scores.agreement()
     if n and inside < n:
         out.append(f"The expected figure missed the measured one at {n - inside} of {n} sites.")
     return out
