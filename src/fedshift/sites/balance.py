@@ -24,22 +24,23 @@ def reliability(
     """Weighted training rows beside test rows, in groups along the direction that tells them apart.
 
     A cross-fitted linear classifier gives every row a score; groups have as many rows of both
-    sides together. With the right weights the share of the weight that training rows of a group
-    have ("predicted") equals the share of all test rows that are in it ("observed"), every site
-    counting the same. No label is looked at.
+    sides together. Of a group with shares t of the training rows, w of their weight and u of the
+    test rows, the weights say that a row is a test row with chance w / (w + t) ("predicted"); it
+    is one with chance u / (u + t) ("observed"). Every site counts the same, no label is looked at.
     """
     rng = np.random.default_rng(seed)
     sides = []
     for test in (False, True):
-        rows, mass = [], []
+        rows, mass, even = [], [], []
         for c in federation:
             x = (c.test_x if test else c.x).astype(np.float64)
             w = np.ones(len(x)) if test else np.asarray(weights[c.name], dtype=np.float64)
             some = rng.permutation(len(x))[: max(1, MOST // len(federation))]
             rows.append(x[some].reshape(len(some), -1))
             mass.append(w[some] * (w.sum() / max(w[some].sum(), 1e-300)) / len(x))
-        sides.append((np.concatenate(rows), np.concatenate(mass)))
-    (train, v), (used, u) = sides
+            even.append(np.full(len(some), 1 / len(some)))
+        sides.append((np.concatenate(rows), np.concatenate(mass), np.concatenate(even)))
+    (train, v, t), (used, u, _) = sides
     if min(len(train), len(used)) < 2 * GROUPS:
         return []
     is_test = np.repeat([0, 1], [len(train), len(used)])
@@ -57,9 +58,10 @@ def reliability(
     group = np.searchsorted(edges, score)
     weighted = np.bincount(group, np.concatenate([v / v.sum(), 0 * u]), minlength=GROUPS)
     observed = np.bincount(group, np.concatenate([0 * v, u / u.sum()]), minlength=GROUPS)
+    plain = np.bincount(group, np.concatenate([t / t.sum(), 0 * u]), minlength=GROUPS)
     size = np.bincount(group, minlength=GROUPS)
     return [
-        {"predicted": float(p), "observed": float(o), "n": int(n)}
-        for p, o, n in zip(weighted, observed, size, strict=True)
-        if n
+        {"predicted": float(w / (w + t)), "observed": float(o / (o + t)), "n": int(n)}
+        for w, o, t, n in zip(weighted, observed, plain, size, strict=True)
+        if t + w > 0 and t + o > 0
     ]
