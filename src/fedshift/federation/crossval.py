@@ -25,7 +25,7 @@ from fedshift.learn.models import MLP, Linear, build
 #: models for tables and the ridges each is tried with, from strong to weak
 MODELS: dict[str, tuple[Callable[[tuple[int, ...], int], nn.Module], tuple[float, ...]]] = {
     "linear": (Linear, (1.0, 0.1, 0.01, 0.001)),
-    "mlp": (partial(MLP, hidden=(32,)), (0.1, 0.01, 0.001)),
+    "mlp": (partial(MLP, hidden=(32,)), (0.03, 0.01, 0.003)),
 }
 
 Folds = Mapping[str, npt.NDArray[np.int64]]
@@ -129,7 +129,9 @@ def cross_fit(
     losses = [_losses(federation, s, loss) for s in scores]
     risks = [_risk(found, weights) for found in losses]
     best = int(np.argmin(risks))
-    whole = train({n: np.ones(len(f), dtype=bool) for n, f in fold.items()}, path[: best + 1])
+    first = 0 if model == "linear" else best  # a linear path starts warm
+    everything = {n: np.ones(len(f), dtype=bool) for n, f in fold.items()}
+    whole = train(everything, path[first : best + 1])
     return Fit(
         whole.module(-1),
         model,
