@@ -28,6 +28,9 @@ MODELS: dict[str, tuple[Callable[[tuple[int, ...], int], nn.Module], tuple[float
     "mlp": (partial(MLP, hidden=(32,)), (0.03, 0.01, 0.003)),
 }
 
+#: rows from which on a linear model is tried with a weaker ridge too
+MANY, WEAK = 1000, 1e-4
+
 Folds = Mapping[str, npt.NDArray[np.int64]]
 
 
@@ -112,7 +115,9 @@ def cross_fit(
         1 in regression.
     """
     make, path = MODELS[model]
-    path = tuple(path if ridges is None else ridges)
+    if model == "linear" and sum(len(f) for f in fold.values()) >= MANY:
+        path = (*path, WEAK)
+    path = path if ridges is None else tuple(ridges)
     ledger = Ledger() if ledger is None else ledger
 
     def train(keep: Mapping[str, npt.NDArray[np.bool_]], upto: Sequence[float]) -> _Path:
