@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 import fedshift as fs
@@ -177,7 +179,9 @@ class TestBlindness:
 
     def test_no_row_leaves_and_everything_else_is_booked(self, shifted: TabularOutcome) -> None:
         assert shifted.ledger.total.rows == 0
-        assert set(shifted.ledger.by_phase()) == {"query.describe", "train.model", "train.ratio"}
+        phases = {"query.describe", "query.validate", "train.model", "train.ratio"}
+        assert set(shifted.ledger.by_phase()) == phases
+        assert all(cost.up > 0 for cost in shifted.ledger.by_phase().values())
 
 
 class TestLaws:
@@ -278,6 +282,26 @@ class TestEdges:
         made = {"a": (x[:15], np.full(15, 2.0), x[15:]), "b": (x[15:], np.full(15, 2.0), x[:15])}
         found = fit_tables(fs.Federation.of(made))
         assert found.model(torch.as_tensor(x)).detach().numpy() == pytest.approx(2.0, abs=1e-6)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.integers(0, 10**6))
+    def test_whatever_the_sites_it_ends_in_a_result_or_a_clear_error(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        d, numbers = int(rng.integers(1, 4)), rng.random() < 0.25
+        made = {}
+        for k in range(int(rng.integers(1, 5))):
+            n, m = (int(rng.integers(1, rng.choice([3, 8, 40]))) for _ in range(2))
+            unit = 10.0 ** rng.integers(-8, 9) * (rng.random(d) < 0.9)
+            y = rng.normal(size=n) if numbers else rng.integers(0, rng.integers(1, 5), n)
+            x, u = (rng.normal(size=(r, d)).round(int(rng.integers(0, 3))) * unit for r in (n, m))
+            made[f"s{k}"] = (x, y, u)
+        try:
+            found = fit_tables(fs.Federation.of(made), seed=seed)
+        except InputError as error:
+            assert "two rows and two classes" in str(error)
+            return
+        json.dumps(found.to_dict(), allow_nan=False)
+        assert all(np.isfinite(w).all() for w in found.sample_weights().values())
 
     def test_one_site(self) -> None:
         found = fit_tables(sites(count=1, rows=600))

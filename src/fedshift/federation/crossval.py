@@ -81,7 +81,7 @@ def make_folds(labels: Mapping[str, npt.NDArray[Any]], *, count: int, seed: int)
         out[name] = np.empty(len(y), dtype=np.int64)
         for c in np.unique(y).tolist():
             own = order[y[order] == c]
-            first = begin.get(c, int(c))
+            first = begin.setdefault(c, len(begin))
             out[name][own] = (first + np.arange(len(own))) % count
             begin[c] = first + len(own)
     return out
@@ -133,6 +133,8 @@ def cross_fit(
     scores = [_held_out(federation, fold, parts, i, classes) for i in range(len(path))]
     losses = [_losses(federation, s, loss) for s in scores]
     risks = [_risk(found, weights) for found in losses]
+    for c in federation:  # sums of losses and of weights, of which these are made
+        ledger.add(c.name, phase, up=8 * (len(path) + 1))
     best = int(np.argmin(risks))
     first = 0 if model == "linear" else best  # a linear path starts warm
     everything = {n: np.ones(len(f), dtype=bool) for n, f in fold.items()}
