@@ -25,8 +25,11 @@ from fedshift.learn.models import MLP, Linear, build
 #: models for tables and the ridges each is tried with, from strong to weak
 MODELS: dict[str, tuple[Callable[[tuple[int, ...], int], nn.Module], tuple[float, ...]]] = {
     "linear": (Linear, (1.0, 0.1, 0.01, 0.001)),
-    "mlp": (partial(MLP, hidden=(32,)), (0.1, 0.01, 0.001)),
+    "mlp": (partial(MLP, hidden=(32,)), (0.03, 0.01, 0.003)),
 }
+
+#: rows from which on a linear model is tried with a weaker ridge too
+MANY, WEAK = 1000, 1e-4
 
 Folds = Mapping[str, npt.NDArray[np.int64]]
 
@@ -78,7 +81,7 @@ def make_folds(labels: Mapping[str, npt.NDArray[Any]], *, count: int, seed: int)
         out[name] = np.empty(len(y), dtype=np.int64)
         for c in np.unique(y).tolist():
             own = order[y[order] == c]
-            first = begin.get(c, int(c))
+            first = begin.setdefault(c, len(begin))
             out[name][own] = (first + np.arange(len(own))) % count
             begin[c] = first + len(own)
     return out
@@ -112,7 +115,9 @@ def cross_fit(
         1 in regression.
     """
     make, path = MODELS[model]
-    path = tuple(path if ridges is None else ridges)
+    if model == "linear" and sum(len(f) for f in fold.values()) >= MANY:
+        path = (*path, WEAK)
+    path = path if ridges is None else tuple(ridges)
     ledger = Ledger() if ledger is None else ledger
 
     def train(keep: Mapping[str, npt.NDArray[np.bool_]], upto: Sequence[float]) -> _Path:
@@ -128,8 +133,12 @@ def cross_fit(
     scores = [_held_out(federation, fold, parts, i, classes) for i in range(len(path))]
     losses = [_losses(federation, s, loss) for s in scores]
     risks = [_risk(found, weights) for found in losses]
+    for c in federation:  # sums of losses and of weights, of which these are made
+        ledger.add(c.name, phase, up=8 * (len(path) + 1))
     best = int(np.argmin(risks))
-    whole = train({n: np.ones(len(f), dtype=bool) for n, f in fold.items()}, path[: best + 1])
+    first = 0 if model == "linear" else best  # a linear path starts warm
+    everything = {n: np.ones(len(f), dtype=bool) for n, f in fold.items()}
+    whole = train(everything, path[first : best + 1])
     return Fit(
         whole.module(-1),
         model,

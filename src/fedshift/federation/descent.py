@@ -73,7 +73,7 @@ def descend(
     task : Task
         The plan's client weights λ_k are used, its batches and server rule are not.
     ridges : sequence of float
-        ρ ≥ 0, from strong to weak: each starts where the one before ended.
+        ρ ≥ 0, from strong to weak: a linear model starts where the one before ended.
     rounds : int
         At most, for each ridge.
     tol : float
@@ -85,16 +85,24 @@ def descend(
     value = (_linear if plain else _differentiated)(task)
     shapes = task.layout.shapes.values()
     matrix = np.concatenate([np.full(s.numel(), float(len(s) > 1)) for s in shapes])
-    at = task.begin().tensors["params"].double().numpy()
+    at = begin = task.begin().tensors["params"].double().numpy()
     found = []
     for ridge in ridges:
+        # a strong ridge may have put a network's hidden units to sleep: begin anew
+        at = at if plain else begin
         end = minimize(
             _pulled,
             at,
             args=(value, ridge * matrix),
             jac=True,
             method="L-BFGS-B",
-            options={"maxcor": MEMORY, "maxfun": rounds, "maxiter": rounds, "gtol": tol},
+            options={
+                "maxcor": MEMORY,
+                "maxfun": rounds,
+                "maxiter": rounds,
+                "gtol": tol,
+                "ftol": tol * tol,  # near the end the loss moves by the square of the gradient
+            },
         )
         if not np.isfinite(end.fun):
             raise TrainingDiverged(

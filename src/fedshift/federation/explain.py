@@ -37,7 +37,7 @@ from fedshift.core.samples import Float64Array, FloatArray
 from fedshift.data.federation import Federation
 from fedshift.federation.crossval import Fit, Folds, cross_fit, make_folds, scores_of
 from fedshift.federation.ledger import Ledger
-from fedshift.learn.gate import Difference, difference
+from fedshift.learn.gate import SUMS, Difference, difference
 
 Kind = Literal["label", "covariate"]
 
@@ -170,10 +170,11 @@ def _label_losses(
 
 
 def _book(ledger: Ledger, laws: Marginals) -> None:
-    """Two label laws leave a site, and what calibrating takes: loss and gradient every round."""
+    """Two label laws leave a site, loss and gradient of every round of calibrating, evidence."""
     classes, rounds = len(laws.source), laws.calibration.rounds
     for name in laws.train:
-        up, down = 2 * classes + rounds * (classes + 2), classes + rounds * (classes + 1)
+        up = 2 * classes + rounds * (classes + 2) + 2 * SUMS
+        down = classes + rounds * (classes + 1)
         ledger.add(name, "query.describe", up=8 * up, down=8 * down)
 
 
@@ -206,6 +207,9 @@ def explain_rows(
         ledger=ledger,
         phase="train.ratio",
     )
+    if ledger is not None:
+        for c in federation:
+            ledger.add(c.name, "query.describe", up=8 * 2 * SUMS)
     odds = {n: s[:, 1] - s[:, 0] for n, s in fit.held_out.items()}
     train = {c.name: odds[c.name][: len(c.x)] for c in federation}
     test = {c.name: odds[c.name][len(c.x) :] for c in federation}

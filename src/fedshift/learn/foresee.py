@@ -81,10 +81,13 @@ class Forecast:
     ----------
     rows : tuple of SiteForecast
     figure : {"accuracy", "mse"}
+    rounds : int
+        Gradients that calibrating took.
     """
 
     rows: tuple[SiteForecast, ...]
     figure: str = "accuracy"
+    rounds: int = 0
 
     @property
     def status(self) -> str:
@@ -163,7 +166,7 @@ def foresee_accuracy(
                 client=name, n=m, value=right, low=low, high=high, loss=loss, ess=ess, doubt=doubt
             )
         )
-    return Forecast(tuple(rows))
+    return Forecast(tuple(rows), rounds=calibration.rounds)
 
 
 def foresee_error(

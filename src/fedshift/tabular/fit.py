@@ -22,7 +22,7 @@ from fedshift.errors import InputError
 from fedshift.federation.crossval import MODELS, Fit
 from fedshift.federation.explain import admit
 from fedshift.federation.weigh import RatioMethod
-from fedshift.learn.gate import Gate, Rule, difference, gate
+from fedshift.learn.gate import SUMS, Gate, Rule, difference, gate
 from fedshift.learn.objective import Objective
 from fedshift.tabular.job import Job
 from fedshift.tabular.outcome import TabularOutcome
@@ -116,6 +116,7 @@ def fit_tables(
             refused=refused,
             rule=rule or (CAREFUL if "covariate" in weights else None),
         )
+        job.book_sums(len(weights) * SUMS)
         if not gated and weights:
             verdict = _forced(verdict, next(iter(weights)))
         forecast = job.foresee(fits[verdict.choice], explained, laws, kind)

@@ -95,7 +95,7 @@ class Job:
             )
         ledger = Ledger()
         mean, scale = _column_scale(federation, ledger)
-        out = _label_scale(federation) if name == "squared" else (0.0, 1.0)
+        out = _label_scale(federation, ledger) if name == "squared" else (0.0, 1.0)
         scaled = _scaled(federation, mean, scale, out, name)
         return cls(
             federation,
@@ -197,7 +197,7 @@ class Job:
         lift = None
         if laws is not None and kind == "label":
             lift = {n: q / laws.source for n, q in laws.test.items()}
-        return foresee_accuracy(
+        found = foresee_accuracy(
             fit.held_out,
             {c.name: c.y for c in self.scaled},
             {c.name: scores_of(fit.module, c.test_x) for c in self.scaled},
@@ -205,6 +205,13 @@ class Job:
             lift=lift,
             doubts=doubts,
         )
+        self.book_sums(found.rounds * (self.classes + 2))
+        return found
+
+    def book_sums(self, count: int) -> None:
+        """Book numbers that every site sent to choose or to calibrate."""
+        for c in self.scaled:
+            self.ledger.add(c.name, "query.validate", up=8 * count)
 
     def candidate(self, name: str, fit: Fit, weights: Mapping[str, Weights] | None) -> Candidate:
         """A model of columns as they come, scored where test labels are known."""
@@ -244,7 +251,9 @@ def _column_scale(federation: Federation, ledger: Ledger) -> tuple[Float64Array,
     return np.asarray(mean), np.where(sd > 1e-12 * np.abs(mean), sd, 1.0)
 
 
-def _label_scale(federation: Federation) -> tuple[float, float]:
+def _label_scale(federation: Federation, ledger: Ledger) -> tuple[float, float]:
+    for c in federation:
+        ledger.add(c.name, "query.describe", up=8 * 2, down=8 * 2)
     y = np.concatenate([np.asarray(c.y, dtype=np.float64) for c in federation])
     return float(y.mean()), float(y.std()) or 1.0
 
