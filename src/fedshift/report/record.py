@@ -151,6 +151,7 @@ GATE = fields(
     status=word,
     reasons=by_name(word),
     level=figure,
+    gain=figure,
     margin=figure,
     min_ess=figure,
 )

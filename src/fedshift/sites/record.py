@@ -66,7 +66,7 @@ def training(encoded: Encoded, outcome: TabularOutcome) -> dict[str, Any]:
         "candidates": list(outcome.candidates),
         "model": f"{fit.model}, ridge {fit.ridge:g}",
         "status": outcome.status,
-        "gate": told["gate"],
+        "gate": {**told["gate"], **told["gate"]["rule"]},
         "explanations": told["explanations"],
         "label_laws": told["label_laws"],
         "evaluation": None

@@ -81,10 +81,16 @@ def _candidates(found: Mapping[str, Any]) -> Html:
     rows = [_candidate(d, found, axis, limit) for d, limit in zip(every, limits, strict=True)]
     said = (
         "Left of the thick line a candidate loses less than the model without weights, on the "
-        "same held-out rows. It is taken if the change lies left and its interval does not reach "
-        f"the thin line, the harm that is allowed ({share(found.get('margin'))} of the loss)."
+        f"same held-out rows. It is taken if the change lies left{_beyond(found)} and its interval "
+        "does not reach the thin line, the harm that is allowed "
+        f"({share(found.get('margin'))} of the loss)."
     )
     return figure_of(table(head, rows, label="Candidates", stack=True), said)
+
+
+def _beyond(found: Mapping[str, Any]) -> str:
+    gain = finite(found.get("gain"))
+    return f" by at least {number(gain)} standard errors" if known(gain) and gain > 0 else ""
 
 
 def _limit(d: Mapping[str, Any], found: Mapping[str, Any]) -> float:
@@ -128,7 +134,10 @@ def _refused(found: Mapping[str, Any]) -> Html | None:
 def _passes(d: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     """Whether a candidate could have been taken."""
     enough = finite(d.get("ess")) >= finite(found.get("min_ess"))
-    return enough and finite(d.get("value")) < 0 and finite(d.get("high")) <= _limit(d, found)
+    gain, error = finite(found.get("gain")), finite(d.get("error"))
+    least = gain * error if known(gain) and known(error) else 0.0
+    value = finite(d.get("value"))
+    return enough and value < 0 and -value >= least and finite(d.get("high")) <= _limit(d, found)
 
 
 def _by_site(d: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
