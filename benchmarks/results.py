@@ -165,6 +165,11 @@ def estimated() -> str:
     return lines(head, rows)
 
 
+def diagnose() -> str:
+    """False alarms, power, kinds, forecasts and time."""
+    return bars("diagnose")
+
+
 def main() -> int:
     """Fill the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -172,7 +177,7 @@ def main() -> int:
     check = parser.parse_args().check
     text = PAGE.read_text(encoding="utf-8")
     new = text
-    makers = (ratio, fresh, digits, bound, scale, training, training_gpu, paper, estimated)
+    makers = (ratio, fresh, digits, bound, scale, training, training_gpu, diagnose, paper, estimated)
     for name, make in ((m.__name__, m) for m in makers):
         if f"<!-- {name} -->" not in new:
             continue
