@@ -177,7 +177,18 @@ def main() -> int:
     check = parser.parse_args().check
     text = PAGE.read_text(encoding="utf-8")
     new = text
-    makers = (ratio, fresh, digits, bound, scale, training, training_gpu, diagnose, paper, estimated)
+    makers = (
+        ratio,
+        fresh,
+        digits,
+        bound,
+        scale,
+        training,
+        training_gpu,
+        diagnose,
+        paper,
+        estimated,
+    )
     for name, make in ((m.__name__, m) for m in makers):
         if f"<!-- {name} -->" not in new:
             continue
