@@ -144,7 +144,7 @@ class Data:
         if self.source is None:
             return None
         images = load(self.source, data_dir)
-        return images if self.share == 1 else _thinned(images, self.share)
+        return images if self.share == 1 else thinned(images, self.share)
 
     def federation(self, images: Images | None, *, seed: int) -> Federation:
         """Deal or draw the clients' rows.
@@ -176,7 +176,7 @@ class Data:
             return maker(**options)
 
 
-def _thinned(images: Images, share: float) -> Images:
+def thinned(images: Images, share: float) -> Images:
     """The first rows of every class, in both parts; at least one of each."""
     keep = np.zeros(len(images), dtype=bool)
     for part in (slice(0, images.n_train), slice(images.n_train, None)):

@@ -30,7 +30,7 @@ from fedshift.data.sources import NAMES, Images, load
 from fedshift.errors import ConstantColumns, InputError
 from fedshift.experiments.recipe import Recipe, check_name, name_of, recipes
 from fedshift.experiments.records import environment, read_json, write_json
-from fedshift.experiments.shifts import Data
+from fedshift.experiments.shifts import Data, thinned
 from fedshift.experiments.spelling import Place, at, fields_of, make
 from fedshift.experiments.spelling import read as read_value
 from fedshift.ratio.bound import KMeansBound
@@ -68,6 +68,8 @@ class KMeansTable(Study):
     ----------
     images : str
         A data set.
+    share : float
+        Take only this share of its classes, for a small version.
     rare : float
     clusters : tuple of int
     published : tuple of float
@@ -78,6 +80,7 @@ class KMeansTable(Study):
 
     kind: ClassVar[str] = "k-means-bound"
     images: str = "mnist"
+    share: float = 1.0
     rare: float = 0.05
     clusters: tuple[int, ...] = (10, 20, 40)
     published: tuple[float, ...] = ()
@@ -86,8 +89,9 @@ class KMeansTable(Study):
     def __post_init__(self) -> None:
         one_of(self, "images", NAMES)
         whole(self, "draws")
-        if not 0 < self.rare <= 1:
-            raise InputError(f"rare must be a share in (0, 1]; got {self.rare}")
+        for name in ("share", "rare"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}")
         if not self.clusters or min(self.clusters) < 1:
             raise InputError(
                 f"clusters must be whole numbers of at least 1; got {list(self.clusters)}"
@@ -105,7 +109,7 @@ class KMeansTable(Study):
 
     def sheet(self, title: str, *, data_dir: str | os.PathLike[str] | None) -> Sheet:
         """One row for each number of clusters: published beside the range of our draws."""
-        images = load(self.images, data_dir)
+        images = thinned(load(self.images, data_dir), self.share)
         found = np.array([self._draw(images, seed) for seed in range(self.draws)])
         told = self.published or (None,) * len(self.clusters)
         rows = [
