@@ -270,6 +270,8 @@ def bcts(
             f"labels must be {n} class numbers from 0 to {k - 1}, one a row of probabilities; got "
             f"shape {y.shape}; encode the classes in the order of the columns"
         )
+    if not spread > 0:
+        raise InputError(f"spread must be a positive number or inf; got {spread}; 0.5 is usual")
     w = np.full(n, 1.0 / n) if weight is None else read_law(weight, n, "weight")
     hit = np.zeros_like(logits)
     hit[np.arange(n), y] = 1.0

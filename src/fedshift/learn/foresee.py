@@ -2,7 +2,9 @@ r"""How well a model will do at each site, before a single test label is known.
 
 Accuracy: the model's held-out scores are calibrated (`fedshift.core.label.bcts`), and the mean
 calibrated chance that it is right is taken over the site's own unlabelled rows. Where labels
-shifted, chances are moved to the site's label law first, p_l(y | x) ∝ p̄(y | x) q_l(y) / p̄(y).
+shifted, chances are moved to the site's label law first, p_l(y | x) ∝ p̄(y | x) q_l(y) / p̄(y);
+where inputs did, the held-out rows are weighted, as a model that is wrong somewhere must be
+calibrated where it is used.
 Of m rows so many will be right as a beta-binomial law says that knows as much as the effective
 held-out rows do.
 
@@ -125,7 +127,7 @@ def foresee_accuracy(
     labels: Mapping[str, npt.NDArray[np.int64]],
     scores: Mapping[str, Float64Array],
     *,
-    base: Mapping[str, Float64Array] | None = None,
+    weights: Mapping[str, Float64Array] | None = None,
     lift: Mapping[str, Float64Array] | None = None,
     doubts: Mapping[str, str] | None = None,
 ) -> Forecast:
@@ -138,8 +140,8 @@ def foresee_accuracy(
     labels : mapping of client to (n_k,)
     scores : mapping of client to (m_l, C)
         Of the unlabelled rows.
-    base : mapping of client to (n_k,), optional
-        Weights that training rows have anyway.
+    weights : mapping of client to (n_k,), optional
+        Of the training rows; where inputs shifted, towards the laws met in use.
     lift : mapping of client to (C,), optional
         q_l(y) / p̄(y) of every site, where labels shifted.
     doubts : mapping of client to str, optional
@@ -148,7 +150,7 @@ def foresee_accuracy(
     names = sorted(held_out)
     known = np.concatenate([held_out[n] for n in names])
     y = np.concatenate([labels[n] for n in names])
-    w = {n: np.ones(len(labels[n])) for n in names} if base is None else base
+    w = {n: np.ones(len(labels[n])) for n in names} if weights is None else weights
     v = np.concatenate([w[n] / len(labels[n]) for n in names])
     calibration = bcts(softmax(known, axis=1), y, weight=v / v.sum(), spread=SPREAD)
     rows = []

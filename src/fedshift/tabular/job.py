@@ -187,12 +187,12 @@ class Job:
     ) -> Forecast:
         """Figures of a model at every site, under the kind of shift that was found."""
         doubts = _strange(explained["covariate"], [c.name for c in self.scaled])
+        ratios = explained["covariate"].log_ratio
+        shifted = _split(ratios, Weighting(clip=CLIP)) if kind == "covariate" else None
+        weights = self.times_base(shifted)
         if self.loss == "squared":
             squares = {n: 2 * v * self.out[1] ** 2 for n, v in fit.losses.items()}
             sizes = {c.name: len(c.test_x) for c in self.scaled}
-            ratios = explained["covariate"].log_ratio
-            shifted = _split(ratios, Weighting(clip=CLIP)) if kind == "covariate" else None
-            weights = self.times_base(shifted)
             return foresee_error(squares, sizes, weights=weights, doubts=doubts)
         lift = None
         if laws is not None and kind == "label":
@@ -201,7 +201,7 @@ class Job:
             fit.held_out,
             {c.name: c.y for c in self.scaled},
             {c.name: scores_of(fit.module, c.test_x) for c in self.scaled},
-            base=self.base,
+            weights=weights,
             lift=lift,
             doubts=doubts,
         )
@@ -296,8 +296,11 @@ def _split(log_ratio: Mapping[str, Float64Array], weighting: Weighting) -> dict[
         warnings.simplefilter("ignore", FedshiftWarning)
         whole = weighting(np.concatenate(list(log_ratio.values())))
     ends = np.cumsum([len(r) for r in log_ratio.values()])[:-1]
+    top = whole.max if whole.n_clipped else np.inf
     return {
-        name: replace(whole, values=part, ess=effective_sample_size(part))
+        name: replace(
+            whole, values=part, ess=effective_sample_size(part), n_clipped=int((part >= top).sum())
+        )
         for name, part in zip(log_ratio, np.split(whole.values, ends), strict=True)
     }
 
@@ -308,7 +311,8 @@ def _by_goal(federation: Federation, laws: Marginals, aim: Objective) -> dict[st
     for name, goal in aim.goals(federation).items():
         top = sum(laws.test[n] for n in federation.goal_names(name, goal or "own"))
         y = federation[name].y
-        out[name] = np.log(np.maximum(np.asarray(top)[y], 1e-12)) - np.log(laws.train[name][y])
+        above, below = (np.maximum(np.asarray(q)[y], 1e-12) for q in (top, laws.train[name]))
+        out[name] = np.log(above) - np.log(below)
     return out
 
 
