@@ -10,10 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedshift import core, data, errors, federation, learn, ratio, theory
+    from fedshift import (
+        core,
+        data,
+        diagnose,
+        errors,
+        federation,
+        learn,
+        ratio,
+        sites,
+        tabular,
+        theory,
+    )
     from fedshift.core.weights import Weighting, Weights, effective_sample_size
-    from fedshift.data import shift
+    from fedshift.data import shift, tables
     from fedshift.data.federation import ClientData, Federation
+    from fedshift.data.tables import Sites
     from fedshift.estimators import FederatedClassifier, FederatedRegressor
     from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
     from fedshift.learn import models
@@ -34,6 +46,7 @@ _HOME = {
     "QSGD": "fedshift.federation.plan",
     "Reweighter": "fedshift.ratio.reweight",
     "Settings": "fedshift.workflow",
+    "Sites": "fedshift.data.tables",
     "TopK": "fedshift.federation.plan",
     "Weighting": "fedshift.core.weights",
     "Weights": "fedshift.core.weights",
@@ -43,12 +56,16 @@ _HOME = {
 _ROOMS = {
     "core": "fedshift.core",
     "data": "fedshift.data",
+    "diagnose": "fedshift.diagnose",
     "errors": "fedshift.errors",
     "federation": "fedshift.federation",
     "learn": "fedshift.learn",
     "models": "fedshift.learn.models",
     "ratio": "fedshift.ratio",
     "shift": "fedshift.data.shift",
+    "sites": "fedshift.sites",
+    "tables": "fedshift.data.tables",
+    "tabular": "fedshift.tabular",
     "theory": "fedshift.theory",
 }
 
@@ -63,12 +80,14 @@ __all__ = [
     "Optimizer",
     "Reweighter",
     "Settings",
+    "Sites",
     "TopK",
     "Weighting",
     "Weights",
     "__version__",
     "core",
     "data",
+    "diagnose",
     "effective_sample_size",
     "errors",
     "federation",
@@ -77,6 +96,9 @@ __all__ = [
     "ratio",
     "run",
     "shift",
+    "sites",
+    "tables",
+    "tabular",
     "theory",
 ]
 

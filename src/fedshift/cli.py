@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedshift import __version__
 from fedshift.errors import FedshiftError, InputError
@@ -25,6 +25,9 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"fedshift {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_diagnose(commands)
+    _add_train(commands)
+    _add_report(commands)
     _add_run(commands)
     _add_compare(commands)
     _add_pack(commands)
@@ -32,6 +35,97 @@ def parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_doctor(commands)
     return top
+
+
+def _add_diagnose(commands: Commands) -> None:
+    sub = commands.add_parser(
+        "diagnose",
+        help="site files: what shifted, which kind, which columns, will weighting help",
+        description="Reads a folder of site files (a folder or a file for each site, or one file "
+        "with a site column; CSV or Parquet) and compares every site's training rows with its "
+        "deployment rows and with the other sites. Trains nothing.",
+    )
+    _add_sites(sub)
+    sub.add_argument(
+        "--since",
+        type=Path,
+        metavar="RUN",
+        help="instead, compare new deployment rows in SITES with those a run of 'fedshift train' "
+        "(or a folder of site files) had, and say whether to estimate weights anew",
+    )
+    sub.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="a record (.json) or a report (.html)"
+    )
+    sub.set_defaults(command=_diagnose)
+
+
+def _add_train(commands: Commands) -> None:
+    sub = commands.add_parser(
+        "train",
+        help="site files: a model no worse than plain federated training, weights and a report",
+        description="Reads site files, diagnoses them, trains with and without weights, keeps the "
+        "weights only if held-out rows say that they do no harm, and writes OUT: the model, the "
+        "encoder, a weight for every training row (Parquet), the record and report.html.",
+    )
+    _add_sites(sub)
+    sub.add_argument("--objective", default="auto", help="auto, erm, ftw, fitw, focus:SITE (auto)")
+    sub.add_argument("--model", default="auto", help="auto, linear or mlp (auto)")
+    sub.add_argument("-o", "--out", type=Path, default=Path("fedshift-train"), help="folder")
+    sub.set_defaults(command=_train)
+
+
+def _add_report(commands: Commands) -> None:
+    sub = commands.add_parser(
+        "report",
+        help="one HTML file of a run over sites, which opens without a network",
+        description="Reads the record that 'fedshift train' or 'fedshift diagnose' wrote.",
+    )
+    sub.add_argument("run", type=Path, metavar="RUN", help="a folder of 'train', or a record")
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN/report.html")
+    sub.set_defaults(command=_report)
+
+
+#: columns and lists of columns that a flag may name, as `TableSettings` calls them
+_COLUMNS = {
+    "label": "column to predict",
+    "site": "column that says whose a row is",
+    "split": "column that says train, test or deploy",
+    "weights": "column of sample weights",
+}
+_LISTS = {
+    "categorical": "columns that are words, whatever they look like",
+    "numeric": "columns that are numbers",
+    "drop": "columns to leave out",
+    "missing": "markers of missing cells besides the usual",
+    "names": "columns of files without a header",
+    "files": "patterns of file names to take, such as '*.data'",
+}
+
+
+def _add_sites(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("sites", type=Path, metavar="SITES", help="a folder of site files, or a file")
+    for name, said in _COLUMNS.items():
+        sub.add_argument(f"--{name}", metavar="COLUMN", help=said)
+    for name, said in _LISTS.items():
+        sub.add_argument(f"--{name}", type=_commas, metavar="A,B", help=said)
+    sub.add_argument("--positive", metavar="CLASS", help="class to call positive, or '>0'")
+    sub.add_argument("--task", choices=("classification", "regression"))
+    sub.add_argument(
+        "--test-share",
+        type=float,
+        metavar="0.3",
+        help="share of a site's rows that stands for deployment where it has no such file",
+    )
+    sub.add_argument("--seed", type=_seed, default=0)
+
+
+def _commas(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _table_settings(given: argparse.Namespace) -> dict[str, Any]:
+    names = (*_COLUMNS, *_LISTS, "positive", "task", "test_share")
+    return {n: v for n in names if (v := getattr(given, n)) is not None}
 
 
 def _add_run(commands: Commands) -> None:
@@ -164,6 +258,93 @@ def _seed(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"a seed must be a whole number ≥ 0; got {text!r}")
     return int(text)
+
+
+def _diagnose(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fedshift.diagnose import render
+    from fedshift.sites import examine, since
+
+    told = _table_settings(given)
+    console = Console()
+    if given.since is not None:
+        drift = since(given.sites, given.since, seed=given.seed, **told)
+        print("\n".join([*drift.sentences(), f"verdict: {drift.verdict}"]))
+        record: dict[str, Any] = {"schema": "fedshift.sites/1", "drift": drift.to_dict()}
+        if given.output is not None and given.output.suffix != ".json":
+            raise InputError(f"--output of --since must be a .json file; got {given.output}")
+    else:
+        found = examine(given.sites, seed=given.seed, **told)
+        _tell_notes(found.encoded.notes)
+        render(found.diagnosis, console)
+        record = found.to_dict()
+    if given.output is not None:
+        _write_record(record, given.output)
+    return 0
+
+
+def _train(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fedshift.diagnose import render
+    from fedshift.sites import train
+
+    made = train(
+        given.sites,
+        seed=given.seed,
+        objective=given.objective,
+        model=given.model,
+        **_table_settings(given),
+    )
+    _tell_notes(made.examined.encoded.notes)
+    render(made.examined.diagnosis, Console())
+    path = made.save(given.out)
+    outcome = made.outcome
+    print(outcome.status)
+    if outcome.before is not None and outcome.evaluation is not None:
+        print(f"test labels are there: erm {outcome.before.status}")
+        print(f"                    chosen {outcome.evaluation.status}")
+    print(outcome.ledger)
+    _write_record(made.to_dict(), path.parent / "report.html")
+    return 0
+
+
+def _tell_notes(notes: Sequence[str], most: int = 12) -> None:
+    for note in notes[:most]:
+        print(f"note: {note}")
+    if len(notes) > most:
+        print(f"note: and {len(notes) - most} more, all in the record")
+
+
+def _write_record(record: Mapping[str, Any], path: Path) -> None:
+    from fedshift.experiments.records import write_json
+
+    if path.suffix in (".html", ".htm"):
+        from fedshift.core.files import write_text
+        from fedshift.report.build import build_report
+
+        write_text(path, build_report(record))
+    elif path.suffix == ".json":
+        write_json(path, record)
+    else:
+        raise InputError(f"--output must end in .json or .html; got {path}")
+    print(f"wrote {path}")
+
+
+def _report(given: argparse.Namespace) -> int:
+    from fedshift.experiments.records import read_json
+    from fedshift.sites.store import RECORD
+
+    path = given.run / RECORD if given.run.is_dir() else given.run
+    record = read_json(path)
+    if record is None:
+        raise InputError(
+            f"{path} must be a record that 'fedshift train' or 'fedshift diagnose -o' wrote; got "
+            "no whole JSON object there"
+        )
+    _write_record(record, given.output or path.with_name("report.html"))
+    return 0
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -64,6 +64,17 @@ def test_rlls_penalty_draws_towards_one() -> None:
     np.testing.assert_allclose(half, 1 + (bbse(confusion, mu) - 1) / 2, atol=1e-6)
 
 
+def test_a_belief_about_the_temperature_keeps_few_rows_from_certainty() -> None:
+    rows, labels = [[0.9, 0.1]] * 5 + [[0.1, 0.9]] * 5, [0] * 5 + [1] * 5  # all right, by luck
+    assert bcts(rows, labels).temperature < 0.2
+    believed = bcts(rows, labels, spread=0.5)
+    assert 0.4 < believed.temperature < 1.0
+    # the belief is worth the same number of rows however many there are
+    many = bcts(rows * 1000, labels * 1000, spread=0.5)
+    assert many.temperature < believed.temperature
+    assert believed.rounds > 0
+
+
 def test_bcts_undoes_temperature_and_bias() -> None:
     rng = np.random.default_rng(0)
     true = rng.dirichlet(np.ones(3), 20_000)
@@ -91,3 +102,5 @@ def test_bad_probabilities_and_matrices() -> None:
         rlls(np.eye(2) / 2, [0.5, 0.5], penalty=-1.0)
     with pytest.raises(InputError, match="class numbers from 0 to 1"):
         bcts([[0.5, 0.5]], [2])
+    with pytest.raises(InputError, match="spread"):
+        bcts([[0.5, 0.5]], [1], spread=0.0)

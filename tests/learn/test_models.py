@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedshift.errors import InputError
-from fedshift.learn.models import MLP, MODELS, LeNet, Linear, ResNet18, build
+from fedshift.learn.models import MLP, MODELS, LeNet, Linear, ResNet18, Scaled, build
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +95,18 @@ def test_build_does_not_depend_on_the_generator() -> None:
         torch.manual_seed(6)
         b = build("mlp", (4,), 2, seed=0)
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_a_scaled_model_takes_columns_as_they_come() -> None:
+    inner = nn.Linear(3, 2)
+    mean, scale = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 0.5, 1.0])
+    x = torch.randn(5, 3)
+    assert torch.allclose(Scaled(inner, mean, scale)(mean + scale * x), inner(x), atol=1e-6)
+    out = Scaled(inner, mean, scale, (10.0, 4.0))(mean + scale * x)
+    assert torch.allclose(out, 10 + 4 * inner(x), atol=1e-5)
+    again = Scaled(nn.Linear(3, 2), torch.zeros(3), torch.ones(3))
+    again.load_state_dict(Scaled(inner, mean, scale).state_dict())  # the scale is saved with it
+    assert torch.allclose(again(mean + scale * x), inner(x), atol=1e-6)
 
 
 def test_build_takes_modules_and_callables() -> None:

@@ -8,6 +8,7 @@ these. Below them: how laws and labels are read, and how a ratio is looked up by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,6 +149,7 @@ def mlls(
     source_prior: npt.ArrayLike,
     *,
     weight: npt.ArrayLike | None = None,
+    start: npt.ArrayLike | None = None,
     max_iter: int = 10_000,
     tol: float = 1e-10,
 ) -> MLLSFit:
@@ -166,6 +168,9 @@ def mlls(
         π, the source label law, all positive.
     weight : array (m,), optional
         Probability of each row.
+    start : array (k,), optional
+        Where EM starts, as the law estimated from an earlier batch; by default the source law. A
+        little of the source law is mixed in, as a share of 0 would stay 0 for ever.
     max_iter, tol
         Stop when no share moves by more than `tol`.
 
@@ -185,6 +190,8 @@ def mlls(
     w = np.full(len(p), 1.0 / len(p)) if weight is None else read_law(weight, len(p), "weight")
     lift = p / prior
     q = prior.copy()
+    if start is not None:
+        q = 0.999 * read_law(start, len(prior), "start") + 0.001 * prior
     trace: list[float] = []
     for _ in range(max_iter):
         mixture = lift @ q
@@ -208,10 +215,13 @@ class Calibration:
         Above one for an over-confident classifier.
     bias : ndarray (k,)
         Sums to zero.
+    rounds : int
+        Gradients its fit took: what calibrating in a federation costs.
     """
 
     temperature: float
     bias: Float64Array
+    rounds: int = 0
 
     def __call__(self, probabilities: npt.ArrayLike) -> Float64Array:
         """Calibrated probabilities, shape (n, k)."""
@@ -223,7 +233,11 @@ class Calibration:
 
 
 def bcts(
-    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, weight: npt.ArrayLike | None = None
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    *,
+    weight: npt.ArrayLike | None = None,
+    spread: float = math.inf,
 ) -> Calibration:
     """Fit bias-corrected temperature scaling by maximum likelihood.
 
@@ -237,6 +251,9 @@ def bcts(
     labels : int array (n,)
         Class numbers 0 to k − 1.
     weight : array (n,), optional
+    spread : float
+        Standard deviation of a normal belief about the log temperature. A few rows that happen to
+        be all right would make the likeliest temperature zero.
 
     Examples
     --------
@@ -253,16 +270,21 @@ def bcts(
             f"labels must be {n} class numbers from 0 to {k - 1}, one a row of probabilities; got "
             f"shape {y.shape}; encode the classes in the order of the columns"
         )
+    if not spread > 0:
+        raise InputError(f"spread must be a positive number or inf; got {spread}; 0.5 is usual")
     w = np.full(n, 1.0 / n) if weight is None else read_law(weight, n, "weight")
     hit = np.zeros_like(logits)
     hit[np.arange(n), y] = 1.0
+    belief = float(np.square(w).sum()) / spread**2  # one over the effective number of rows
 
     def loss(theta: Float64Array) -> tuple[float, Float64Array]:
         scale = np.exp(theta[0])
         log_p = log_softmax(scale * logits + theta[1:], axis=1)
         value = -np.dot(w, log_p[np.arange(n), y])
         gap = w[:, None] * (np.exp(log_p) - hit)
-        return float(value), np.concatenate([[scale * (gap * logits).sum()], gap.sum(axis=0)])
+        slope = scale * (gap * logits).sum() + belief * theta[0]
+        total = float(value) + belief * float(theta[0]) ** 2 / 2
+        return total, np.concatenate([[slope], gap.sum(axis=0)])
 
     found = minimize(
         loss,
@@ -273,7 +295,7 @@ def bcts(
         options={"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9},
     )
     bias = found.x[1:] - found.x[1:].mean()
-    return Calibration(float(np.exp(-found.x[0])), bias)
+    return Calibration(float(np.exp(-found.x[0])), bias, int(found.nfev))
 
 
 # --------------------------------------------------------------------------- helpers

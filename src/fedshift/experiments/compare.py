@@ -19,6 +19,8 @@ from fedshift.experiments.records import read_json
 from fedshift.experiments.runner import mean_interval
 from fedshift.report.comparison import Sheet
 
+#: the method others are paired with
+BASE = "ERM"
 #: how many published standard deviations below still count as reached
 SDS = 2
 
@@ -151,6 +153,14 @@ class Comparison:
         """A method's row."""
         return next(row for row in self.rows if row.method == method)
 
+    def paired(self, method: str, other: str) -> tuple[float, float | None, int] | None:
+        """Mean of (method − other) over the seeds both have, half its 95 % t interval, and n."""
+        a, b = ({r.result["seed"]: r.result["mean"] for r in self[m].runs} for m in (method, other))
+        seeds = sorted(a.keys() & b.keys())
+        if not seeds:
+            return None
+        return (*mean_interval([a[s] - b[s] for s in seeds]), len(seeds))
+
     @property
     def ordering(self) -> str | None:
         """Whether the published ordering holds, in a sentence; None if none is published."""
@@ -195,6 +205,9 @@ class Comparison:
         if any(row.best_iterate for row in rows):
             bests = [row.best_iterate for row in rows]
             out["best iterate*"] = ["" if b is None else _spread(b, show) for b in bests]
+        base = next((row.method for row in rows if row.method == BASE), None)
+        if base is not None and len(rows) > 1:
+            out[f"over {base}"] = [self._over(row.method, base) for row in rows]
         out["n"] = [str(len(row.runs)) for row in rows]
         out["worst"] = [show(row.worst) for row in rows]
         out["best"] = [show(row.best) for row in rows]
@@ -203,11 +216,21 @@ class Comparison:
             out["verdict"] = [_said(row.verdicts) for row in rows]
         return out
 
+    def _over(self, method: str, base: str) -> str:
+        gain = None if method == base else self.paired(method, base)
+        if gain is None:
+            return ""
+        show = _shower(self.figure)
+        sign = "−" if gain[0] < 0 else "+"
+        return f"{sign}{show(abs(gain[0]))}" + ("" if gain[1] is None else f" ± {show(gain[1])}")
+
     def _notes(self) -> tuple[str, ...]:
         notes = [
             f"ours: {self.figure}, mean over clients, of the last iterate; mean over n seeds ± "
             "95 % t interval; worst and best client: mean over seeds"
         ]
+        if any(row.method == BASE for row in self.rows) and len(self.rows) > 1:
+            notes.append(f"over {BASE}: difference of the same seeds, mean ± 95 % t interval")
         if any(row.best_iterate for row in self.rows):
             notes.append("* the best of all checks, chosen on test labels: not a fair result")
         if self.published:

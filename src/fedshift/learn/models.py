@@ -162,6 +162,36 @@ class Linear(nn.Module):
         return out
 
 
+class Scaled(nn.Module):
+    """A model that takes columns as they come: a + b · model((x − mean) / scale), (a, b) = out.
+
+    Parameters
+    ----------
+    model : Module
+    mean, scale : Tensor (d,)
+        Of the columns.
+    out : (float, float)
+        Mean and scale of what the model predicts; (0, 1) for scores of classes.
+    """
+
+    def __init__(
+        self, model: nn.Module, mean: Tensor, scale: Tensor, out: tuple[float, float] = (0.0, 1.0)
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.mean: Tensor
+        self.scale: Tensor
+        self.out: Tensor
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
+        self.register_buffer("out", torch.tensor(out, dtype=mean.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores (n, classes)."""
+        scores: Tensor = self.model((x.flatten(1) - self.mean) / self.scale)
+        return self.out[0] + self.out[1] * scores
+
+
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "lenet": LeNet,
     "linear": Linear,

@@ -14,6 +14,8 @@ from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from fedshift.errors import FedshiftError
+from fedshift.report.markup import Html, join, tag
+from fedshift.report.page import page
 
 if TYPE_CHECKING:  # figures needs matplotlib, which text and Markdown do not
     from fedshift.report.figures import Calibrated, Curves, Dots
@@ -112,29 +114,8 @@ def to_markdown(sheets: Sequence[Sheet]) -> str:
 
 def to_html(sheets: Sequence[Sheet], *, title: str = "Runs compared") -> str:
     """One page with its style and its plots inside: no other file, no network."""
-    body = "\n".join(_section(sheet, f"s{i}") for i, sheet in enumerate(sheets))
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n{body}\n</body>\n</html>\n"
-    )
-
-
-_STYLE = """\
-body { font: 16px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff;
-  max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid #ccc; text-align: left; }
-thead th { border-bottom: 2px solid #1a1a1a; vertical-align: bottom; }
-.figure { text-align: right; white-space: nowrap; }
-figure { margin: 1.2rem 0; } figcaption, li { color: #444; font-size: .9rem; }
-svg { max-width: 100%; height: auto; }
-@media print { body { font-size: 10pt; max-width: none; margin: 0; padding: 0; }
-  .wide { overflow: visible; } table, figure { break-inside: avoid; }
-  h2 { break-after: avoid; } @page { margin: 1.5cm; } }
-"""
+    body = [Html(_section(sheet, f"s{i}")) for i, sheet in enumerate(sheets)]
+    return page(title, join(tag("h1", title), body))
 
 
 def _section(sheet: Sheet, prefix: str) -> str:
@@ -151,7 +132,7 @@ def _section(sheet: Sheet, prefix: str) -> str:
     rows = "\n".join(cells(row) for row in sheet.rows)
     notes = "\n".join(f"<li>{escape(note)}</li>" for note in sheet.notes)
     return (
-        f'<section>\n<h2>{escape(sheet.title)}</h2>\n<div class="wide"><table>\n'
+        f'<section class="compared">\n<h2>{escape(sheet.title)}</h2>\n<div class="wide"><table>\n'
         f"<thead>{cells(sheet.header)}</thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>\n"
         + (f"<ul>\n{notes}\n</ul>\n" if notes else "")
         + "".join(
@@ -193,7 +174,7 @@ def _plots(sheet: Sheet, prefix: str) -> Mapping[str, str]:
 def _right(sheet: Sheet, column: int) -> bool:
     """Whether a column has figures, which stand under one another."""
     cells = [row[column] for row in sheet.rows if row[column]]
-    return column > 0 and all(re.match(r"[-+]?[\d.]", cell) for cell in cells)
+    return column > 0 and all(re.match(r"[-+−]?[\d.]", cell) for cell in cells)
 
 
 def _markdown(text: str) -> str:

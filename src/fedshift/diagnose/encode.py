@@ -1,0 +1,156 @@
+"""Features that do not know which side a row comes from.
+
+Every test of this room asks whether two sets of rows follow one law. Its p-value is exact because
+all that is learned before labels are permuted is learned from the pooled rows: ranks, principal
+components, kernel centres. Ranks also make heavy tails and units irrelevant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+from scipy.stats import rankdata
+from sklearn.utils.extmath import randomized_svd
+
+from fedshift.core.features import feature_map, pooled_moments, standardise
+from fedshift.core.samples import Float64Array, FloatArray, Sample
+
+#: above so many columns that vary, principal components stand for them
+WIDE = 64
+#: how many components then
+COMPONENTS = 32
+#: rows the components are learned from
+PCA_ROWS = 2000
+#: standard deviations beyond which a value does not pull at the components
+CLIP = 5.0
+#: most columns whose pairwise products are features
+PAIRS = 16
+CENTRES = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Pooled rows as normal scores.
+
+    Attributes
+    ----------
+    z : ndarray (n, q)
+        Standardised normal scores of the columns that vary, or of principal components.
+    columns : tuple of int
+        The column behind each of z's; empty where they are components.
+    """
+
+    z: Float64Array
+    columns: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        what = "columns" if self.columns else "components"
+        return f"Encoded({len(self.z)} rows, {self.z.shape[1]} {what})"
+
+
+def encode(rows: FloatArray, *, seed: int = 0) -> Encoded:
+    """Normal scores of pooled rows (n, ...): the rank of every value, as a Gaussian's.
+
+    Columns with one value are left out. Beyond `WIDE` columns, as with images, the scores are
+    those of `COMPONENTS` principal components; pixels share one scale, columns of a table have
+    their own.
+
+    Examples
+    --------
+    >>> encode(np.array([[1.0, 7.0], [10.0, 7.0], [1e9, 7.0]])).z.round(2).ravel().tolist()
+    [-1.22, 0.0, 1.22]
+    """
+    flat = rows.reshape(len(rows), -1).astype(np.float64)
+    vary = np.flatnonzero(flat.min(axis=0) < flat.max(axis=0))
+    flat = flat[:, vary]
+    if len(vary) <= WIDE:
+        return Encoded(normal_scores(flat), tuple(int(i) for i in vary))
+    return Encoded(normal_scores(_components(flat, pixels=rows.ndim > 2, seed=seed)), ())
+
+
+def normal_scores(x: Float64Array) -> Float64Array:
+    """Ranks of each column as standardised Gaussian quantiles; ties share their mean rank."""
+    if x.size == 0:
+        return x
+    z = ndtri(rankdata(x, axis=0) / (len(x) + 1.0))
+    z = z - z.mean(axis=0)
+    return np.asarray(z / np.maximum(z.std(axis=0), 1e-12))
+
+
+def _components(x: Float64Array, *, pixels: bool, seed: int) -> Float64Array:
+    mean, sd = pooled_moments(law(x))
+    if pixels:
+        sd = np.full_like(sd, np.sqrt(np.mean(np.square(sd))))
+    z = np.clip(standardise(x, mean, sd), -CLIP, CLIP)
+    some = np.random.default_rng(seed).permutation(len(z))[:PCA_ROWS]
+    centre = z[some].mean(axis=0)
+    count = min(COMPONENTS, len(some) - 1)
+    _, size, axes = randomized_svd(z[some] - centre, count, random_state=seed)
+    return np.asarray((z - centre) @ axes[size > 1e-9 * max(size[0], 1e-300)].T)
+
+
+def law(x: FloatArray) -> Sample:
+    """The empirical law of rows as they stand, in their order."""
+    return Sample(x, np.full(len(x), 1.0 / len(x)), np.arange(len(x)))
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Columns of a linear model, centred, and which of them each candidate model uses.
+
+    Attributes
+    ----------
+    values : ndarray (n, p)
+    sets : dict of str to int arrays
+    """
+
+    values: Float64Array
+    sets: dict[str, np.ndarray[tuple[int], np.dtype[np.intp]]]
+
+
+def features(
+    z: Float64Array, *, seed: int = 0, pairs: int = PAIRS, kernel: bool = True
+) -> Features:
+    """Feature sets from simple to flexible: z; z and z²; products z_i z_j; Gaussian kernels.
+
+    Parameters
+    ----------
+    pairs : int
+        Most columns of which products are made.
+    """
+    n, q = z.shape
+    blocks, names = [z, _unit(np.square(z))], ["linear", "squares"]
+    if 2 <= q <= pairs:
+        i, j = np.triu_indices(q, 1)
+        blocks.append(_unit(z[:, i] * z[:, j]))
+        names.append("products")
+    if kernel and q and n >= 4:
+        blocks.append(_kernel(z, seed=seed))
+        names.append("kernel")
+    ends = np.cumsum([b.shape[1] for b in blocks])
+    sets = {
+        name: np.arange(end - b.shape[1], end)
+        for name, b, end in zip(names, blocks, ends, strict=True)
+    }
+    sets["squares"] = np.arange(2 * q)  # the squares with the columns
+    return Features(np.concatenate(blocks, axis=1), {k: v for k, v in sets.items() if len(v)})
+
+
+def _unit(x: Float64Array) -> Float64Array:
+    """Columns with mean zero and variance one, or zero where they do not vary."""
+    x = x - x.mean(axis=0)
+    sd = x.std(axis=0)
+    return np.where(sd > 1e-6, x / np.maximum(sd, 1e-6), 0.0)
+
+
+def _kernel(z: Float64Array, *, seed: int) -> Float64Array:
+    """Half the median distance wide; centres are drawn from all rows alike."""
+    order = np.random.default_rng(seed).permutation(len(z))
+    halves = (law(z[np.sort(h)]) for h in np.array_split(order, 2))
+    make, _ = feature_map("kernel", *halves, width=0.5, n_centers=CENTRES)
+    k = make(z)
+    k = k - k.mean(axis=0)
+    size = np.sqrt(np.square(k).sum(axis=1).mean())
+    return np.asarray(k / max(size, 1e-12))

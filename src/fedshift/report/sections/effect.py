@@ -1,0 +1,173 @@
+"""Before and after: every site's figure without and with weights, expected and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedshift.report.drawings import Axis, Mark, key, scale, strip
+from fedshift.report.markup import Child, Html, isolated, join, named, tag
+from fedshift.report.parts import (
+    Column,
+    Section,
+    figure_of,
+    legend,
+    not_run,
+    ranged,
+    sentences,
+    table,
+)
+from fedshift.report.scores import Row, Scores
+from fedshift.report.spell import UNKNOWN, count, known, listed
+
+#: a column of figures: its heading, what it says of a site, and of all sites together
+Figures = tuple[str, Callable[[str], Child], Child]
+
+
+def effect(record: Mapping[str, Any]) -> Section:
+    """The section."""
+    scores = Scores.of(record)
+    if not scores.sites():
+        what = "nothing was trained or measured."
+        if "evaluation" in record:
+            what = "there are no test labels to measure with, and nothing was estimated."
+        return not_run("effect", "Before and after", "fedshift train SITES", what)
+    order = [s["site"] for s in record["sites"]]
+    sites = sorted(scores.sites(), key=lambda s: order.index(s) if s in order else len(order))
+    drawn = [_legend(scores, record), _table(scores, sites)]
+    body = join(
+        tag("p", _lead(record, scores)),
+        figure_of(drawn, _caption(scores)),
+        sentences(_notes(scores)),
+    )
+    return Section("effect", "Before and after", body)
+
+
+def _table(scores: Scores, sites: Sequence[str]) -> Html:
+    axis, figures = _axis(scores), _figures(scores)
+    over = scale(axis, title=f"Scale of {scores.name}", share=scores.measure == "accuracy")
+    title = scores.name[:1].upper() + scores.name[1:]
+    head = [Column("Site"), Column(title, "plot", over)]
+    head += [Column(heading, "figure") for heading, _, _ in figures]
+    rows = [
+        [named(site), _strip(site, scores, axis), *(cell(site) for _, cell, _ in figures)]
+        for site in sites
+    ]
+    before, after = scores.means()
+    last: list[Child] | None = None
+    if known(after) and len(rows) > 1:
+        marks = [] if scores.same else [Mark(before)]
+        drawn = strip(axis, [*marks, Mark(after, series=1)], title=f"Mean {scores.write(after)}")
+        last = ["Mean over sites", drawn, *(foot for _, _, foot in figures)]
+    return table(head, rows, label=f"{title} of every site", last=last, stack=True)
+
+
+def _figures(scores: Scores) -> list[Figures]:
+    """The columns there is something to say in."""
+
+    def told(rows: Mapping[str, Row]) -> Callable[[str], Child]:
+        return lambda site: ranged(*scores.told(rows.get(site)))
+
+    def changed(site: str) -> Child:
+        pair = (scores.value(part.get(site)) for part in (scores.before, scores.after))
+        return _change(scores, *pair)
+
+    before, after = scores.means()
+    rows = {**scores.before, **scores.after}
+    measured = "Measured" if scores.same else "After"
+    every: list[tuple[bool, Figures]] = [
+        (
+            bool(scores.before) and not scores.same,
+            ("Before", told(scores.before), scores.write(before)),
+        ),
+        (bool(scores.after), (measured, told(scores.after), scores.write(after))),
+        (
+            bool(scores.before and scores.after) and not scores.same,
+            ("Change", changed, _change(scores, before, after)),
+        ),
+        (bool(scores.expected), ("Expected", told(scores.expected), "")),
+        (bool(rows), ("Labelled rows", lambda site: count(rows.get(site, {}).get("n")), "")),
+    ]
+    return [figures for shown, figures in every if shown]
+
+
+def _change(scores: Scores, before: float, after: float) -> Child:
+    said = scores.change(before, after)
+    if said == UNKNOWN:
+        return said
+    if before == after:
+        return tag("span", "no change", class_="dull")
+    good = scores.better(before, after)
+    return tag(
+        "span", ranged(said, "better" if good else "worse"), class_="good" if good else "bad"
+    )
+
+
+def _axis(scores: Scores) -> Axis:
+    rows = [r for part in (scores.before, scores.after, scores.expected) for r in part.values()]
+    axis = Axis.around(v for r in rows for v in (scores.value(r), r.get("low"), r.get("high")))
+    most = 1.0 if scores.measure == "accuracy" else axis.high
+    return Axis(max(0.0, axis.low), min(most, axis.high))
+
+
+def _strip(site: str, scores: Scores, axis: Axis) -> Html:
+    parts = [(scores.after, 1, "measured"), (scores.expected, 2, "expected")]
+    if not scores.same:
+        parts = [(scores.before, 0, "before"), (scores.after, 1, "after"), parts[1]]
+    mine = [(part[site], k, word) for part, k, word in parts if site in part]
+    marks = [
+        Mark(scores.value(row), row.get("low"), row.get("high"), series=k, hollow=k == 2)
+        for row, k, _ in mine
+    ]
+    said = ", ".join(" ".join((word, *scores.told(row))) for row, _, word in mine)
+    return strip(axis, marks, title=f"{isolated(site)}: {said}")
+
+
+def _legend(scores: Scores, record: Mapping[str, Any]) -> Html:
+    chosen = isolated(str(record.get("choice") or "the model taken"))
+    entries = []
+    if scores.before and not scores.same:
+        entries.append((key(0), "before: no weights"))
+    if scores.after:
+        entries.append((key(1), "measured" if scores.same else f"after: {chosen}"))
+    if scores.expected:
+        entries.append((key(2, hollow=True), "expected before deployment, without test labels"))
+    return legend(*entries)
+
+
+def _lead(record: Mapping[str, Any], scores: Scores) -> str:
+    if not (scores.before or scores.after):
+        why = "Nothing was measured"
+        if "evaluation" in record:
+            why = "No test row has a label, so nothing could be measured"
+        return f"{why}; what follows are estimates made without test labels."
+    if scores.same:
+        return "The model without weights was kept, so before and after are the same."
+    (before, after), worse = scores.means(), [isolated(s) for s in scores.worse()]
+    return (
+        f"Mean {scores.name} over {count(len(scores.before), 'site')}: {scores.write(before)} "
+        f"without weights, {scores.write(after)} with the model taken "
+        f"({scores.change(before, after)}). Worse at {listed(worse, 5) if worse else 'no site'}."
+    )
+
+
+def _caption(scores: Scores) -> str:
+    said = "Shapes are figures on each site's own test rows, lines their 95% intervals."
+    if scores.before and scores.after and not scores.same:
+        said += (
+            " Both models are measured on the same rows, so intervals may overlap although a "
+            "difference is real; the no-harm evidence compares them row by row."
+        )
+    inside, n = scores.agreement()
+    if n:
+        said += f" The measured figure lies within the expected interval at {inside} of {n} sites."
+    return said
+
+
+def _notes(scores: Scores) -> list[str]:
+    """What was said of the estimates, once for all sites of which it was said."""
+    sites: dict[str, list[str]] = {}
+    for site, row in scores.expected.items():
+        if row.get("note"):
+            sites.setdefault(row["note"], []).append(isolated(site))
+    return [f"Expected at {listed(who)}: {note}." for note, who in sites.items()]

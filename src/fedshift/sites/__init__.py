@@ -1,0 +1,8 @@
+"""From a folder of site files to a decision: read → encode → diagnose → train → record."""
+
+from __future__ import annotations
+
+from fedshift.sites.flow import Examined, Trained, examine, since, train
+from fedshift.sites.store import Stored, load
+
+__all__ = ["Examined", "Stored", "Trained", "examine", "load", "since", "train"]

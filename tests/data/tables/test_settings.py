@@ -1,0 +1,77 @@
+"""What may be said about tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedshift.data.tables import Sites, TableSettings
+from fedshift.errors import InputError
+
+TOML = """
+label = "num"
+positive = ">0"
+categorical = ["cp", " thal "]
+missing = ["-9", 999]
+test_share = 0.25
+"""
+
+
+def test_file_and_keywords(folder) -> None:
+    root = folder({"fedshift.toml": TOML})
+    told = TableSettings.read(root, {"test_share": 0.5, "label": None})
+    assert (told.label, told.positive, told.test_share) == ("num", ">0", 0.5)
+    assert told.categorical == ("cp", "thal")
+    assert told.markers("anything") == ("-9", "999")
+    assert TableSettings.of(told.to_dict()) == told
+
+
+def test_missing_by_column() -> None:
+    told = TableSettings.of({"missing": {"*": "-9", "chol": [0]}})
+    assert told.markers("chol") == ("-9", "0")
+    assert told.markers("age") == ("-9",)
+    assert TableSettings.of(told.to_dict()) == told
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lable": "y"}, "unknown key 'lable'.*did you mean 'label'"),
+        ({"label": 3}, "label must be the name of a column.*got 3"),
+        ({"label": " "}, "label must be the name"),
+        ({"drop": [1]}, "drop must be a list of texts"),
+        ({"names": ["a", "a"]}, "names must name each once"),
+        ({"task": "classify"}, "did you mean 'classification'"),
+        ({"header": "yes"}, "header must be true or false"),
+        ({"test_share": 1}, "test_share must be a share between 0 and 1"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"positive": []}, "positive must be a class"),
+        ({"missing": [True]}, "missing must be markers"),
+        ({"label": "y", "drop": ["y"]}, "one role; got 'y' as label and as drop"),
+        ({"numeric": ["a"], "categorical": ["a"]}, "one role; got 'a'"),
+    ],
+)
+def test_what_cannot_be_said(given: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        TableSettings.of(given)
+
+
+def test_faults_of_the_file_are_told_as_its_own(folder) -> None:
+    for content, words in (
+        ('labl = "y"', r"fedshift.toml: unknown key 'labl'"),
+        ("label = ", "fedshift.toml must be TOML"),
+        (b"\xff\xfe", "fedshift.toml must be TOML"),
+    ):
+        root = folder({"fedshift.toml": content})
+        with pytest.raises(InputError, match=words):
+            TableSettings.read(root, {})
+
+
+def test_columns_are_found_by_their_name_without_case(folder) -> None:
+    rows = {"Age": [1, 2, 3, 4], "Sick": [0, 1, 0, 1]}
+    assert Sites.of({"a": rows}, label="sick").schema.target.name == "Sick"
+    with pytest.raises(
+        InputError, match=r"label must name columns.*got 'sik'; did you mean 'Sick'"
+    ):
+        Sites.of({"a": rows}, label="sik")
+    with pytest.raises(InputError, match="missing must name columns"):
+        Sites.of({"a": rows}, label="Sick", missing={"Agee": [0]})

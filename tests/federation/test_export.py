@@ -1,0 +1,59 @@
+"""Weights as files."""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from fedshift.core.weights import Weighting
+from fedshift.errors import InputError, OutputError
+from fedshift.federation.export import write_sample_weights
+
+
+def test_a_file_a_site_with_rows_and_weights(tmp_path: Path) -> None:
+    w = Weighting()(np.log([0.5, 1.0, 1.5]))
+    found = write_sample_weights(
+        tmp_path / "out",
+        {"ward 3": w, "b/1": [1.0, 2.0]},
+        rows={"ward 3": ["x", "y", "z"], "b/1": [7, 9]},
+    )
+    assert {p.name for p in found.values()} == {"ward 3.parquet", "b_1.parquet"}
+    table = parquet.read_table(found["ward 3"]).to_pydict()
+    assert table == {"row": ["x", "y", "z"], "sample_weight": [0.5, 1.0, 1.5]}
+    assert parquet.read_table(found["b/1"])["row"].to_pylist() == [7, 9]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["b_1.parquet", "ward 3.parquet"]
+
+
+def test_rows_are_positions_if_they_have_no_names(tmp_path: Path) -> None:
+    found = write_sample_weights(tmp_path, {"a": [1.0, 3.0]})
+    assert parquet.read_table(found["a"])["row"].to_pylist() == [0, 1]
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'a': there must be one weight a row"):
+        write_sample_weights(tmp_path, {"a": [1.0, 3.0]}, rows={"a": [1]})
+    with pytest.raises(InputError, match="differ as file names"):
+        write_sample_weights(tmp_path, {"a/b": [1.0], "a:b": [1.0]})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        write_sample_weights(tmp_path / "file", {"a": [1.0]})
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def no_pyarrow(name: str, *args: Any, **options: Any) -> Any:
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", no_pyarrow)
+    with pytest.raises(ImportError, match=r"fedshift\[tables\]"):
+        write_sample_weights(tmp_path, {"a": [1.0]})
