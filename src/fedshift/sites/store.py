@@ -108,7 +108,7 @@ def save(
     encoded.encoder.save(folder / ENCODER)
     model = outcome.model
     assert isinstance(model, Scaled)
-    told: dict[str, Any] = {"kind": outcome.chosen.fit.model, "out": list(model.out)}
+    told: dict[str, Any] = {"kind": outcome.chosen.fit.model}
     told |= {"columns": len(encoded.columns), "scores": max(1, len(encoded.classes))}
     write_json(folder / MODEL, told)
     _write(folder / "model.safetensors", model.state_dict())
@@ -162,7 +162,7 @@ def load(folder: Path | str) -> Stored:
 def _model(path: Path, told: Mapping[str, Any], kind: str) -> nn.Module:
     inner = build(kind, (told["columns"],), told["scores"], seed=0).double()
     ends = torch.zeros(told["columns"], dtype=torch.float64)
-    model = Scaled(inner, ends, torch.ones_like(ends), tuple(told["out"]))
+    model = Scaled(inner, ends, torch.ones_like(ends))
     model.load_state_dict(load_file(path))
     return model.eval()
 
