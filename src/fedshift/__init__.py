@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
     from fedshift.learn import models
     from fedshift.ratio.reweight import Reweighter
+    from fedshift.tabular import fit_tables
     from fedshift.workflow import Settings, run
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ _HOME = {
     "Weighting": "fedshift.core.weights",
     "Weights": "fedshift.core.weights",
     "effective_sample_size": "fedshift.core.weights",
+    "fit_tables": "fedshift.tabular",
     "run": "fedshift.workflow",
 }
 _ROOMS = {
@@ -91,6 +93,7 @@ __all__ = [
     "effective_sample_size",
     "errors",
     "federation",
+    "fit_tables",
     "learn",
     "models",
     "ratio",

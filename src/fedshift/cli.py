@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -290,6 +291,8 @@ def _train(given: argparse.Namespace) -> int:
     from fedshift.diagnose import render
     from fedshift.sites import train
 
+    if find_spec("pyarrow") is None:  # before anything long begins
+        raise InputError("train writes weights as Parquet; pip install 'fedshift[tables]'")
     made = train(
         given.sites,
         seed=given.seed,

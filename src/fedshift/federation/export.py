@@ -37,16 +37,17 @@ def write_sample_weights(
 
     Raises
     ------
-    ImportError
-        Without pyarrow.
     InputError
-        If a site's ids and weights differ in number, or two sites would share a file.
+        Without pyarrow; if a site's ids and weights differ in number, or two sites would share a
+        file.
     """
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise ImportError("writing Parquet needs pyarrow; install fedshift[tables]") from None
+        raise InputError(
+            "writing Parquet needs pyarrow, which is not here; pip install 'fedshift[tables]'"
+        ) from None
     paths = {name: Path(folder) / f"{_file_name(name)}.parquet" for name in weights}
     if len(set(paths.values())) < len(paths):
         raise InputError(f"sites must have names that differ as file names; got {list(weights)}")
