@@ -270,7 +270,8 @@ def main() -> int:
     found, content = bars(rows)
     spent = time.perf_counter() - begin
     print(f"{len(rows)} federations in {spent:.0f} s")
-    record = {"seeds": [args.first, args.first + count], "seconds": spent, **content, "rows": rows}
+    brief = [{k: v for k, v in row.items() if k != "foreseen"} for row in rows]
+    record = {"seeds": [args.first, args.first + count], "seconds": spent, **content, "rows": brief}
     return report(found, record, args.json)
 
 
