@@ -270,9 +270,9 @@ def _diagnose(given: argparse.Namespace) -> int:
     told = _table_settings(given)
     console = Console()
     if given.since is not None:
-        drift = since(given.sites, given.since, seed=given.seed, **told)
-        print("\n".join([*drift.sentences(), f"verdict: {drift.verdict}"]))
-        record: dict[str, Any] = {"schema": "fedshift.sites/1", "drift": drift.to_dict()}
+        moved = since(given.sites, given.since, seed=given.seed, **told)
+        print("\n".join(moved.sentences()))
+        record: dict[str, Any] = {"schema": "fedshift.sites/1", "drift": moved.to_dict()}
         if given.output is not None and given.output.suffix != ".json":
             raise InputError(f"--output of --since must be a .json file; got {given.output}")
     else:

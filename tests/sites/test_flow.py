@@ -100,9 +100,9 @@ def test_new_rows_of_the_same_law_keep_the_weights(
     for name, ill in (("a", 0.7), ("b", 0.7)):
         write_site(new, name, "test", 200, ill, 5)
     found = since(new, tmp_path / "run")
-    assert found.verdict == "keep the weights"
-    assert [s.site for s in found.sites] == ["a", "b"]
-    assert since(new, shifted, label="ill").verdict == "keep the weights"
+    assert found.drift.verdict == "keep the weights"
+    assert [s.site for s in found.drift.sites] == ["a", "b"]
+    assert since(new, shifted, label="ill").drift.verdict == "keep the weights"
 
 
 def test_new_rows_of_another_law_ask_for_new_weights(
@@ -113,14 +113,24 @@ def test_new_rows_of_another_law_ask_for_new_weights(
     write_site(new, "a", "test", 400, 0.05, 5)
     write_site(new, "b", "test", 200, 0.7, 5)
     found = since(new, tmp_path / "run")
-    assert found.verdict == "re-estimate"
-    assert found["a"].verdict == "re-estimate"
-    assert found["b"].verdict == "keep the weights"
-    law = found["a"].labels
+    assert found.drift.verdict == "re-estimate"
+    assert found.drift["a"].verdict == "re-estimate"
+    assert found.drift["b"].verdict == "keep the weights"
+    law = found.drift["a"].labels
     assert law is not None
     ill = law.classes.index("yes")
     assert law.before[ill] > 0.5  # where it started
     assert law.now[ill] < 0.2
+    before = made.outcome.marginals
+    assert before is not None
+    assert found.class_weights is not None
+    now = [
+        law.now if n == "a" else found.drift["b"].labels.now if n == "b" else before.test[n]
+        for n in before.test
+    ]  # type: ignore[union-attr]
+    expected = np.mean(now, axis=0) / before.source
+    np.testing.assert_allclose(list(found.class_weights.values()), expected)
+    assert "estimated anew" in found.sentences()[-1]
 
 
 def test_since_needs_a_site_in_common(

@@ -77,6 +77,34 @@ class Trained:
         return store.save(Path(folder), self.to_dict(), self.examined.encoded, self.outcome)
 
 
+@dataclass(frozen=True, eq=False)
+class Since:
+    """New deployment rows beside those the weights were made for.
+
+    Attributes
+    ----------
+    drift : Drift
+    class_weights : mapping of class to float, or None
+        q̄(y) / p̄(y) with the new label laws: what a training row of each class should weigh now,
+        if it is the labels that shift. None in regression, or without a run.
+    """
+
+    drift: Drift
+    class_weights: Mapping[str, float] | None
+
+    def sentences(self) -> list[str]:
+        """One a site, the verdict, and what rows should weigh now."""
+        out = [*self.drift.sentences(), f"verdict: {self.drift.verdict}"]
+        if self.class_weights is not None and self.drift.verdict == "re-estimate":
+            told = ", ".join(f"{c} {w:.3g}" for c, w in self.class_weights.items())
+            out.append(f"weights by label law, estimated anew from the old ones: {told}")
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        """The "drift" of a record."""
+        return {**self.drift.to_dict(), "class_weights": self.class_weights}
+
+
 def examine(path: str | os.PathLike[str], *, seed: int = 0, **settings: Any) -> Examined:
     """Read site files and say what shifted.
 
@@ -116,7 +144,7 @@ def train(
 
 def since(
     path: str | os.PathLike[str], before: str | os.PathLike[str], *, seed: int = 0, **settings: Any
-) -> Drift:
+) -> Since:
     """Compare new deployment rows with those the weights were made for.
 
     With a run of `fedshift train`, label laws are estimated anew as well, starting from the old
@@ -151,8 +179,10 @@ def since(
         seed=seed,
     )
     if labels is None:
-        return found
-    return Drift(tuple(replace(s, labels=labels.update(s.site, new[s.site])) for s in found.sites))
+        return Since(found, None)
+    laws = {s.site: labels.update(s.site, new[s.site]) for s in found.sites}
+    found = Drift(tuple(replace(s, labels=laws[s.site]) for s in found.sites))
+    return Since(found, labels.class_weights({site: law.now for site, law in laws.items()}))
 
 
 def federation_of(path: str | os.PathLike[str], **settings: Any) -> Federation:

@@ -14,7 +14,7 @@ erm.safetensors       that model, from which label laws of new rows are estimate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,13 @@ class Labels:
     test: Mapping[str, Float64Array]
     calibration: Calibration
     model: nn.Module
+
+    def class_weights(self, now: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """q̄(y) / p̄(y) by class, with the laws of these sites new and those of the others old."""
+        laws = [np.asarray(now.get(site, old), dtype=np.float64) for site, old in self.test.items()]
+        target = np.mean(laws, axis=0)
+        ratio = target / self.source
+        return {c: float(r) for c, r in zip(self.classes, ratio, strict=True)}
 
     def update(self, site: str, x: Float64Array) -> LabelLaw:
         """A site's label law on new rows, by EM that starts at the one before."""
