@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.core.samples import FloatArray
-from fedshift.data.federation import Federation
 from fedshift.data.tables import Encoded, Sites
 from fedshift.diagnose import Diagnosis, Drift, ShiftMap, diagnose, drift, shift_map
 from fedshift.errors import InputError
@@ -183,8 +182,3 @@ def since(
     laws = {s.site: labels.update(s.site, new[s.site]) for s in found.sites}
     found = Drift(tuple(replace(s, labels=laws[s.site]) for s in found.sites))
     return Since(found, labels.class_weights({site: law.now for site, law in laws.items()}))
-
-
-def federation_of(path: str | os.PathLike[str], **settings: Any) -> Federation:
-    """The federation of site files, for code of your own."""
-    return Sites.read(path, **settings).encode().federation
