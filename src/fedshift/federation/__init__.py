@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from fedshift.federation.engine import Engine, Log
-from fedshift.federation.fused import Fused, Runs
-from fedshift.federation.marginals import FederatedMLLS
-from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
-from fedshift.federation.reference import Reference
-from fedshift.federation.task import State, Task
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedshift.federation.engine import Engine, Log
+    from fedshift.federation.fused import Fused, Runs
+    from fedshift.federation.marginals import FederatedMLLS
+    from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
+    from fedshift.federation.reference import Reference
+    from fedshift.federation.task import State, Task
+
+#: loaded on first use: the process that hands messages on must not wait for torch
+_HOME = {
+    "QSGD": "plan",
+    "Engine": "engine",
+    "FedAvg": "plan",
+    "FedSGD": "plan",
+    "FederatedMLLS": "marginals",
+    "Fused": "fused",
+    "Log": "engine",
+    "Optimizer": "plan",
+    "Reference": "reference",
+    "Runs": "fused",
+    "State": "task",
+    "Task": "task",
+    "TopK": "plan",
+}
 
 __all__ = [
     "QSGD",
@@ -24,3 +45,13 @@ __all__ = [
     "Task",
     "TopK",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"fedshift.federation.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'fedshift.federation' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
