@@ -1,0 +1,1 @@
+"""Checks of what clients send: updates (`robust`), ratios (`ratios`) and shared rows (`pool`)."""
