@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedshift.defence.robust import RULES, Robust, Rule, check_update, combine
 from fedshift.errors import InputError
-from fedshift.federation.reference import sum_of
+from fedshift.federation.aggregate import sum_of
 
 PLAIN = Robust(clip=None)
 

@@ -298,6 +298,63 @@ def bcts(
     return Calibration(float(np.exp(-found.x[0])), bias, int(found.nfev))
 
 
+def bcts_sums(
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    weight: npt.ArrayLike,
+    theta: npt.ArrayLike,
+) -> tuple[float, Float64Array, Float64Array]:
+    r"""What one site adds to a calibration by all: loss, slope and curvature at θ = (a, b).
+
+    .. math:: L(a, b) = -\sum_i w_i \log \operatorname{softmax}(a \log p_i + b)_{y_i}
+
+    L is convex in a = 1 / temperature and b. It is the loss of `bcts`, whose log temperature is
+    not; sums over sites and `newton` lead to the same calibration in a few rounds.
+
+    Parameters
+    ----------
+    probabilities : array (n, k)
+    labels, weight : arrays (n,)
+    theta : array (k + 1,)
+
+    Returns
+    -------
+    float, ndarray (k + 1,), ndarray (k + 1, k + 1)
+    """
+    logits = np.log(np.maximum(_probabilities(probabilities), FLOOR))
+    y, w, t = np.asarray(labels, dtype=np.intp), np.asarray(weight, float), np.asarray(theta, float)
+    log_p = log_softmax(t[0] * logits + t[1:], axis=1)
+    p = np.exp(log_p)
+    hit = np.zeros_like(p)
+    hit[np.arange(len(y)), y] = 1.0
+    gap = w[:, None] * (p - hit)
+    slope = np.concatenate([[(gap * logits).sum()], gap.sum(axis=0)])
+    mean = (p * logits).sum(axis=1)
+    cross = (w[:, None] * p * (logits - mean[:, None])).sum(axis=0)
+    curve = np.empty((len(t), len(t)))
+    curve[0, 0] = w @ ((p * logits**2).sum(axis=1) - mean**2)
+    curve[0, 1:] = curve[1:, 0] = cross
+    curve[1:, 1:] = np.diag(w @ p) - (p * w[:, None]).T @ p
+    return -float(w @ log_p[np.arange(len(y)), y]), slope, curve
+
+
+def newton(theta: Float64Array, slope: Float64Array, curve: Float64Array) -> Float64Array:
+    """The next θ of a calibration by all; biases sum to zero, 1 / temperature stays in e^[−5, 3].
+
+    Adding a constant to all biases changes nothing, so the curvature has a direction without
+    any; a rank-one term fills it.
+    """
+    flat = np.concatenate([[0.0], np.ones(len(theta) - 1)])
+    scale = np.trace(curve) / len(theta) + 1e-12
+    full = curve + scale * (np.outer(flat, flat) / len(theta) + 1e-9 * np.eye(len(theta)))
+    move = np.linalg.solve(full, slope)
+    move *= min(1.0, 4.0 / max(np.abs(move).max(), 1e-300))  # far from the optimum, go carefully
+    out = theta - move
+    out[0] = np.clip(out[0], max(theta[0] / 4, math.exp(-5.0)), min(theta[0] * 4, math.exp(3.0)))
+    out[1:] -= out[1:].mean()
+    return np.asarray(out)
+
+
 # --------------------------------------------------------------------------- helpers
 
 

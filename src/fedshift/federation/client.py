@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedshift.federation.compress import compress
+from fedshift.federation.compress import compress, unit
 from fedshift.federation.layout import Layout
 from fedshift.federation.optimise import step
 from fedshift.federation.plan import FedAvg
@@ -48,12 +48,15 @@ class Reply:
         Change of its control variate.
     losses : list of float
         One a step.
+    unit : float
+        What a rounded update (QSGD) counts in; 0 otherwise.
     """
 
     update: Tensor
     stats: Tensor | None
     control: Tensor | None
     losses: list[float]
+    unit: float = 0.0
 
 
 class Client:
@@ -80,7 +83,8 @@ class Client:
         if local is not None and local_grad is not None:
             own = {n: self.memory.tensors[f"local_{n}"] for n in _remembered(self.memory)}
             step(task.plan.rule, local, local_grad * task.share[self.position], own)
-        return Reply(self._compressed(grad, number), stats, None, [loss])
+        sent, unit = self._compressed(grad, number)
+        return Reply(sent, stats, None, [loss], unit)
 
     def _local_steps(self, number: int, told: Broadcast, plan: FedAvg) -> Reply:
         params = told.params.clone()
@@ -106,7 +110,8 @@ class Client:
         if control is not None and told.control is not None:
             change = -told.control - update / (plan.local_steps * plan.local_lr)
             control += change
-        return Reply(self._compressed(update, number), stats, change, losses)
+        sent, unit = self._compressed(update, number)
+        return Reply(sent, stats, change, losses, unit)
 
     def differentiate(
         self, batch: Batch, params: Tensor, local: Tensor | None
@@ -146,17 +151,18 @@ class Client:
             return None
         return new
 
-    def _compressed(self, vector: Tensor, number: int) -> Tensor:
+    def _compressed(self, vector: Tensor, number: int) -> tuple[Tensor, float]:
+        """What the server reads, and the unit it counts in."""
         plan = self.task.plan
         if plan.compression is None:
-            return vector
+            return vector, 0.0
         error = self.memory.get("error")
         sent, left = compress(
             plan.compression, vector, error, seed=plan.seed, client=self.name, number=number
         )
         if error is not None and left is not None:
             error.copy_(left)
-        return sent
+        return sent, unit(plan.compression, vector)
 
 
 def _remembered(memory: Memory) -> list[str]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedshift.federation import draw
 from fedshift.federation.plan import QSGD, Compression, TopK
+
+Array = npt.NDArray[Any]
 
 
 def compress(
@@ -46,6 +51,62 @@ def compress(
     return vector.sign() * steps * (length / scheme.levels), None
 
 
+def unit(scheme: Compression, vector: Tensor) -> float:
+    """What the numbers that stand for a vector are multiples of (QSGD); 0 otherwise."""
+    if isinstance(scheme, TopK):
+        return 0.0
+    return float(torch.linalg.vector_norm(vector) / scheme.levels)
+
+
+def pack(scheme: Compression | None, sent: Tensor, unit: float) -> dict[str, Array]:
+    """The arrays in which a compressed vector travels; `unpack` gives it back bit for bit."""
+    if scheme is None:
+        return {"update": sent.cpu().numpy()}
+    if isinstance(scheme, TopK):
+        at = torch.nonzero(sent).flatten()
+        return {"at": at.cpu().numpy().astype(np.uint32), "update": sent[at].cpu().numpy()}
+    steps = torch.round(sent / unit) if unit else torch.zeros_like(sent)
+    whole = (steps.cpu().numpy() + scheme.levels).astype(np.uint32)
+    shifts = np.arange(_bits(scheme), dtype=np.uint32)
+    bits = (whole[:, None] >> shifts & 1).astype(np.uint8)
+    kind = np.float64 if sent.dtype == torch.float64 else np.float32
+    return {"update": np.array([unit], dtype=kind), "bits": np.packbits(bits.reshape(-1))}
+
+
+def unpack(scheme: Compression | None, arrays: Mapping[str, Array], size: int) -> Tensor:
+    """The vector (size,) of `pack`.
+
+    Raises
+    ------
+    ValueError
+        If arrays are missing, of another shape, or point outside the vector.
+    """
+    update = torch.tensor(arrays["update"])
+    if scheme is None:
+        return update
+    if isinstance(scheme, TopK):
+        at = arrays["at"].astype(np.int64)
+        if at.shape != tuple(update.shape) or len(at) > _count(scheme, size):
+            raise ValueError(f"{len(at)} places for {len(update)} numbers")
+        if len(at) and (at.max() >= size or len(np.unique(at)) < len(at)):
+            raise ValueError(f"places must be different and below {size}")
+        out = torch.zeros(size, dtype=update.dtype)
+        out[torch.as_tensor(at)] = update
+        return out
+    width = _bits(scheme)
+    if len(update) != 1 or len(arrays["bits"]) != math.ceil(size * width / 8):
+        raise ValueError(f"{len(arrays['bits'])} bytes for {size} numbers of {width} bits")
+    bits = np.unpackbits(arrays["bits"])[: size * width].reshape(size, width)
+    whole = (bits.astype(np.int64) << np.arange(width)).sum(axis=1) - scheme.levels
+    if np.abs(whole).max(initial=0) > scheme.levels:
+        raise ValueError(f"levels above {scheme.levels}")
+    return torch.as_tensor(whole).to(update.dtype) * update
+
+
+def _bits(scheme: QSGD) -> int:
+    return math.ceil(math.log2(2 * scheme.levels + 1))
+
+
 def sent_bytes(scheme: Compression | None, size: int, itemsize: int) -> int:
     """Bytes of a vector of `size` numbers on the wire.
 
@@ -57,7 +118,7 @@ def sent_bytes(scheme: Compression | None, size: int, itemsize: int) -> int:
     if isinstance(scheme, TopK):
         return _count(scheme, size) * (4 + itemsize)
     assert isinstance(scheme, QSGD)
-    return itemsize + math.ceil(size * math.ceil(math.log2(2 * scheme.levels + 1)) / 8)
+    return itemsize + math.ceil(size * _bits(scheme) / 8)
 
 
 def _count(scheme: TopK, size: int) -> int:

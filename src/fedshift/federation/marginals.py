@@ -18,7 +18,7 @@ from torch import nn
 from fedshift.core.label import Calibration, bcts, mlls
 from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array
-from fedshift.data.federation import ClientData, Federation
+from fedshift.data.federation import Federation
 from fedshift.errors import InputError
 from fedshift.federation import draw
 from fedshift.federation.fused import Runs
@@ -107,8 +107,8 @@ class FederatedMLLS(BaseEstimator):
                 f"every class 0 … {count - 1} must occur at some client; got no row of class "
                 f"{absent[0]}; renumber the classes"
             )
-        balance = {c.name: 1.0 / (count * laws[c.name][c.y]) for c in federation}
-        fold = {c.name: self._folds_of(c) for c in federation}
+        balance = {c.name: balanced(c.y, count) for c in federation}
+        fold = {c.name: folds_of(c.name, c.y, self.folds, seed=self.seed) for c in federation}
         tasks = [self._task(federation, balance, fold, j, count) for j in range(self.folds)]
         states = self._train(tasks)
         seen = {c.name: np.empty((len(c.y), count)) for c in federation}
@@ -146,15 +146,6 @@ class FederatedMLLS(BaseEstimator):
             table = np.log(top) - np.log(self._laws[source])
         return np.asarray(table[self._labels[source]])
 
-    def _folds_of(self, c: ClientData) -> npt.NDArray[np.int64]:
-        """A fold for every row, class by class so that rare ones are spread evenly."""
-        order = draw.permutation(draw.key(self.seed, "folds", c.name), 0, len(c.y))
-        order = order[np.argsort(c.y[order], kind="stable")]
-        fold = np.full(len(c.y), -1, dtype=np.int64)
-        if len(c.y) > 1:  # the only row of a client is always trained on
-            fold[order] = np.arange(len(c.y)) % self.folds
-        return fold
-
     def _task(
         self,
         federation: Federation,
@@ -190,6 +181,22 @@ class FederatedMLLS(BaseEstimator):
         for name in tasks[0].names:
             self.ledger_.add(name, "query.describe", up=8 * _classes(tasks[0]))
         return states
+
+
+def balanced(y: npt.NDArray[Any], count: int) -> Float64Array:
+    """Weights of a client's rows under which all classes it has occur alike: 1 / (C p(y))."""
+    law = np.bincount(y, minlength=count) / len(y)
+    return np.asarray(1.0 / (count * law[y]))
+
+
+def folds_of(name: str, y: npt.NDArray[Any], folds: int, *, seed: int = 0) -> npt.NDArray[np.int64]:
+    """A fold for every row of a client, class by class so that rare ones are spread evenly."""
+    order = draw.permutation(draw.key(seed, "folds", name), 0, len(y))
+    order = order[np.argsort(y[order], kind="stable")]
+    fold = np.full(len(y), -1, dtype=np.int64)
+    if len(y) > 1:  # the only row of a client is always trained on
+        fold[order] = np.arange(len(y)) % folds
+    return fold
 
 
 def federation_digest(federation: Federation) -> str:

@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,18 @@ Fact = bool | int | float | str | list[int] | list[float] | list[str]
 _START = struct.Struct("<4sI")
 _MAGIC = b"fsm1"
 #: types an array may have on the wire
-DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int32", "int64", "float16", "float32", "float64")
+DTYPES = (
+    "bool",
+    "uint8",
+    "uint16",
+    "uint32",
+    "int8",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+)
 
 
 class MessageError(FedshiftError, ValueError):
@@ -150,7 +161,9 @@ class Message:
             "arrays": {n: [a.dtype.name, list(a.shape)] for n, a in parts.items()},
         }
         text = json.dumps(table).encode()
-        return b"".join([_START.pack(_MAGIC, len(text)), text, *(a.tobytes() for a in parts.values())])
+        return b"".join(
+            [_START.pack(_MAGIC, len(text)), text, *(a.tobytes() for a in parts.values())]
+        )
 
     @classmethod
     def decode(cls, data: bytes) -> Message:
@@ -217,10 +230,16 @@ class Expected:
 
 
 class Seen:
-    """Nonces a site has answered; a question is answered once."""
+    """Nonces a site has answered; a question is answered once.
 
-    def __init__(self, run: str, nonces: list[str] | None = None, *, keep: int = 4096) -> None:
-        self.run, self.nonces, self._keep = run, list(nonces or []), keep
+    Parameters
+    ----------
+    task : str
+        Digest of the task the site has agreed to; runs of it are called ``NAME-DIGEST``.
+    """
+
+    def __init__(self, task: str, nonces: Iterable[str] = (), *, keep: int = 4096) -> None:
+        self.task, self.nonces, self._keep = task, list(nonces), keep
 
     def take(self, message: Message) -> None:
         """Remember a question.
@@ -228,13 +247,14 @@ class Seen:
         Raises
         ------
         MessageError
-            If it belongs to another run, or was asked before.
+            If it belongs to another task, or was asked before.
         """
         head = message.header
-        if head.run != self.run:
+        task = head.run.rpartition("-")[2]
+        if task != self.task:
             raise MessageError(
-                f"the question is of run {head.run!r}; this site takes part in {self.run!r}: another "
-                "run, or a task that was changed; compare the task files of server and site"
+                f"the question is for task {task!r}; this site has agreed to {self.task!r}; "
+                "compare the task files of server and site"
             )
         if head.nonce in self.nonces:
             raise MessageError(f"{head.phase} of round {head.round} was asked before: a replay")

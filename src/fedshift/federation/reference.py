@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.federation.client import Broadcast, Client, Memory, Reply, momentum
+from fedshift.federation.aggregate import aggregate, server_step
+from fedshift.federation.client import Broadcast, Client, Memory, momentum
 from fedshift.federation.engine import Engine, Log
-from fedshift.federation.optimise import step
-from fedshift.federation.plan import FedAvg
 from fedshift.federation.task import Batch, State, follow
-from fedshift.learn.norm import mixed, pooled
+from fedshift.learn.norm import mixed
 
 #: entries of a state with a row for every client
 BY_CLIENT = ("local", "local_m", "local_v", "local_t", "ck", "error")
@@ -50,7 +49,7 @@ class Reference(Engine):
         else:
             replies = [self._client(k).reply(number, told) for k in who]
             losses = [r.losses for r in replies]
-            self._aggregate(who, replies)
+            aggregate(self.task, t, who, replies)
         follow(t, plan.average)
         self._state.round = number + 1
         return losses
@@ -60,29 +59,6 @@ class Reference(Engine):
         t = self._state.tensors
         names = [*BY_CLIENT, *(["stats"] if self.task.plan.norm == "local" else [])]
         return Client(self.task, k, Memory({n: t[n][k] for n in names if n in t}))
-
-    def _aggregate(self, who: list[int], replies: list[Reply]) -> None:
-        task, plan, t = self.task, self.task.plan, self._state.tensors
-        if isinstance(plan, FedAvg):
-            part = task.share[who] * task.normaliser[who]
-            part = part / max(part.sum(), 1e-300)
-            update = -sum_of(part, [r.update for r in replies])
-        else:
-            update = sum_of(task.share[who] * task.scale, [r.update for r in replies])
-        self._step(update)
-        if replies[0].stats is not None:
-            shares = stat_shares(task.share[who])
-            stats = torch.stack([r.stats for r in replies if r.stats is not None])
-            t["stats"] = torch.stack(pooled(stats[:, 0], stats[:, 1], shares.to(stats)))
-        if replies[0].control is not None:
-            t["c"] += sum_of(
-                task.of_all[who], [r.control for r in replies if r.control is not None]
-            )
-
-    def _step(self, update: Tensor) -> None:
-        t = self._state.tensors
-        own = {n: x for n, x in t.items() if n in ("m", "v", "t")}
-        step(self.task.plan.rule, t["params"], update, own)
 
     def _together(self, number: int, who: list[int], told: Broadcast) -> list[list[float]]:
         """A round in one pass, as if clients exchanged moments at every layer; their losses."""
@@ -95,7 +71,7 @@ class Reference(Engine):
         assert seen is not None
         assert told.stats is not None
         losses = self._losses(batches, joint, told.params)
-        self._step(grad)
+        server_step(task, self._state.tensors, grad)
         self._state.tensors["stats"] = torch.stack(
             mixed(told.stats[0], told.stats[1], seen[0], seen[1], momentum(task.model))
         )
@@ -124,17 +100,3 @@ def _joined(batches: list[Batch], factors: Iterable[float]) -> Batch:
         torch.cat(ys) if ys else None,
         torch.cat(cs) if cs else None,
     )
-
-
-def sum_of(factors: np.ndarray[tuple[int], np.dtype[np.float64]], parts: list[Tensor]) -> Tensor:
-    """Σ factor · part."""
-    out = torch.zeros_like(parts[0])
-    for factor, part in zip(factors, parts, strict=True):
-        out += float(factor) * part
-    return out
-
-
-def stat_shares(share: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Tensor:
-    """How much each client's statistics count: λ_k, or all the same where every λ_k is 0."""
-    total = share.sum()
-    return torch.as_tensor(share / total if total > 0 else np.full(len(share), 1 / len(share)))

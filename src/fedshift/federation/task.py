@@ -228,7 +228,11 @@ class Task:
     @cached_property
     def of_all(self) -> Float64Array:
         """Each client's part λ_k N_k in the mean over all who may ever take part, (K,)."""
-        part = self.share * self.normaliser
+        return self.part_of_all(self.normaliser)
+
+    def part_of_all(self, normaliser: Float64Array) -> Float64Array:
+        """`of_all` with normalisers N_k known from elsewhere."""
+        part = self.share * normaliser
         if self._fixed:
             part = part * np.isin(self.names, self._fixed)
         return np.asarray(part / max(part.sum(), 1e-300))
