@@ -1,0 +1,305 @@
+r"""Tables of counts that may leave a site: small cells hidden, whole-number noise if asked for.
+
+One row lies in one cell, so adding or removing a row changes one count by one: the sensitivity
+of a whole table is 1, and noise of the two-sided geometric law
+
+.. math:: P(z) \propto e^{-\varepsilon |z|}, \qquad z = 0, \pm 1, \pm 2, \dots
+
+on every cell makes its release ε-differentially private. The noise is drawn from whole numbers
+alone (Canonne, Kamath and Steinke 2020), so its last digits give nothing away as those of
+floating-point Laplace noise do.
+
+*Differences.* Two answers about the same rows can be subtracted. The same table under two
+thresholds shows the cells between them; cells that differ by a sliver show who is in the sliver.
+A site therefore answers through `Releases`, which repeats its first answer and, without noise,
+refuses any other table of the same law.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fedshift.core.samples import Float64Array
+from fedshift.errors import InputError
+from fedshift.privacy.policy import Privacy, Refused
+
+Counts = npt.NDArray[np.int64]
+#: randomness: a seed or generator for tests; None is the operating system's entropy
+Random = np.random.Generator | int | None
+
+#: finest step of ε: noise is drawn for the next lower multiple of it
+_STEP = 10**6
+
+
+@dataclass(frozen=True)
+class Released:
+    """A table as it left the site.
+
+    Attributes
+    ----------
+    counts : int array
+        With 0 in suppressed cells.
+    suppressed : bool array
+        Cells that are not shown.
+    epsilon : float
+        What the release cost; infinite if there was no noise.
+    """
+
+    counts: Counts
+    suppressed: npt.NDArray[np.bool_]
+    epsilon: float = math.inf
+
+    @property
+    def total(self) -> int:
+        """Rows in the cells that are shown; with noise, about so many."""
+        return int(self.counts.sum())
+
+    @property
+    def law(self) -> Float64Array:
+        """Shares of the cells, summing to one over those that are shown."""
+        return np.asarray(self.counts / self.counts.sum())
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain values for JSON or a message."""
+        return {
+            "counts": self.counts.tolist(),
+            "suppressed": self.suppressed.tolist(),
+            "epsilon": None if math.isinf(self.epsilon) else self.epsilon,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """What `to_record` wrote; InputError if it cannot be a release."""
+        try:
+            counts = np.asarray(record["counts"])
+            hidden = np.asarray(record["suppressed"], dtype=bool)
+            epsilon = math.inf if record["epsilon"] is None else float(record["epsilon"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                "a release must have counts, suppressed and epsilon; got "
+                f"{sorted(map(str, record))}"
+            ) from None
+        counts = _checked(counts)
+        if counts.shape != hidden.shape or counts[hidden].any() or not counts.any():
+            raise InputError(
+                "a release must show at least one row and none in suppressed cells; got "
+                f"{counts.tolist()} with suppressed {hidden.tolist()}"
+            )
+        return cls(counts, hidden, epsilon)
+
+    def __repr__(self) -> str:
+        noise = "no noise" if math.isinf(self.epsilon) else f"ε = {self.epsilon:g}"
+        return (
+            f"Released({self.total:,} rows in {int((~self.suppressed).sum())} of "
+            f"{self.counts.size} cells; {noise})"
+        )
+
+
+def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None) -> Released:
+    """A table of counts as the policy lets it go.
+
+    Without noise, cells below `min_count` are not shown, zeros included. As the number of rows
+    is known, what is missing from it tells the sum of the hidden cells; while that sum is below
+    `min_count`, or there is only one hidden cell, the smallest cell shown is hidden as well.
+
+    With `epsilon_counts`, every cell gets noise first; then noisy counts below `min_count` are
+    hidden, which costs nothing further.
+
+    Parameters
+    ----------
+    counts : whole numbers, any shape
+        Each row in exactly one cell.
+    policy : Privacy
+    rng : Generator or seed, optional
+        Of the noise. Leave it out in real use: then it is the operating system's entropy, and
+        nobody who knows a seed can take the noise off again.
+
+    Returns
+    -------
+    Released
+
+    Raises
+    ------
+    Refused
+        If there are fewer than `min_rows` rows, or no cell can be shown.
+
+    Examples
+    --------
+    >>> release_counts([120, 3, 60, 40, 0], policy=Privacy()).counts.tolist()
+    [120, 0, 60, 0, 0]
+    """
+    table = _checked(np.asarray(counts))
+    if table.sum() < policy.min_rows:
+        raise Refused(
+            f"counts were asked of a law with fewer rows than the {policy.min_rows} this site "
+            "needs to answer; leave the site out, or have its owner lower min_rows"
+        )
+    if policy.epsilon_counts is None:
+        hidden, epsilon = _hidden(table, policy.min_count), math.inf
+    else:
+        step = _exact(policy.epsilon_counts)
+        below = _source(rng)
+        table = table + np.array([geometric(step, below) for _ in range(table.size)]).reshape(
+            table.shape
+        )
+        hidden, epsilon = table < policy.min_count, float(step)
+    if hidden.all():
+        raise Refused(
+            f"no cell can be shown: too many hold fewer rows than the {policy.min_count} this "
+            "site shows; ask for fewer, larger cells"
+        )
+    return Released(np.where(hidden, 0, table), hidden, epsilon)
+
+
+def _hidden(table: Counts, least: int) -> npt.NDArray[np.bool_]:
+    hidden = table < least
+    order = iter(np.argsort(np.where(hidden, np.iinfo(np.int64).max, table), axis=None))
+    while hidden.any() and not hidden.all() and (hidden.sum() < 2 or table[hidden].sum() < least):
+        hidden.flat[next(order)] = True
+    return hidden
+
+
+@dataclass
+class Releases:
+    """What a site has answered, so that answers cannot be subtracted from one another.
+
+    The same question gets the same answer, noise and all, whatever the policy has become since.
+    Another table of the same law is refused unless it has noise, and is then paid for again.
+    A site keeps this on its disk (`to_record`).
+
+    Examples
+    --------
+    >>> books = Releases()
+    >>> books.answer("labels", "test", [50, 50], policy=Privacy()).total
+    100
+    >>> books.answer("labels", "test", [50, 51], policy=Privacy()).total
+    100
+    """
+
+    given: dict[str, dict[str, Released]] = field(default_factory=dict)
+
+    def answer(
+        self,
+        what: str,
+        law: str,
+        counts: npt.ArrayLike,
+        *,
+        policy: Privacy,
+        rng: Random = None,
+        spent: Callable[[float], None] | None = None,
+    ) -> Released:
+        """Release a table once.
+
+        Parameters
+        ----------
+        what : str
+            The question: "labels", or a digest of the cells.
+        law : str
+            Whose rows: "train", "test".
+        counts, policy, rng
+            As in `release_counts`.
+        spent : callable, optional
+            Told the ε of a new release with noise, for example `Accountant.spend_counts`.
+        """
+        told = self.given.setdefault(law, {})
+        if what in told:
+            return told[what]
+        if told and (policy.epsilon_counts is None or _unsure(told)):
+            raise Refused(
+                f"counts of law {law!r} were released before, for {', '.join(sorted(told))}; a "
+                f"second table, {what!r}, could be subtracted from it; use the first, or have "
+                "the site's owner set epsilon_counts before the first release"
+            )
+        out = release_counts(counts, policy=policy, rng=rng)
+        if spent is not None and math.isfinite(out.epsilon):
+            spent(out.epsilon)
+        told[what] = out
+        return out
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            law: {what: r.to_record() for what, r in told.items()}
+            for law, told in self.given.items()
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """What `to_record` wrote."""
+        return cls(
+            {
+                law: {what: Released.from_record(r) for what, r in told.items()}
+                for law, told in record.items()
+            }
+        )
+
+
+def _unsure(told: Mapping[str, Released]) -> bool:
+    return any(math.isinf(r.epsilon) for r in told.values())
+
+
+# -- noise -------------------------------------------------------------------------------------
+
+
+def geometric(epsilon: Fraction, below: Callable[[int], int]) -> int:
+    """A whole number z with probability ∝ exp(−ε |z|), exactly.
+
+    `below(n)` must give 0 … n − 1, equally likely; nothing else is random, and no floating-point
+    number occurs. (Canonne, Kamath and Steinke 2020, algorithm 2.)
+    """
+    s, t = epsilon.numerator, epsilon.denominator
+    while True:
+        u = below(t)
+        if not _coin(u, t, below):
+            continue
+        v = 0
+        while _coin(1, 1, below):
+            v += 1
+        size, negative = (u + t * v) // s, below(2) == 1
+        if not (negative and size == 0):
+            return -size if negative else size
+
+
+def _coin(top: int, bottom: int, below: Callable[[int], int]) -> bool:
+    """True with probability exp(−top / bottom), for top ≤ bottom."""
+    k = 1
+    while below(bottom * k) < top:
+        k += 1
+    return k % 2 == 1
+
+
+def _source(rng: Random) -> Callable[[int], int]:
+    if rng is None:
+        return secrets.randbelow
+    generator = np.random.default_rng(rng)
+    return lambda n: int(generator.integers(n))
+
+
+def _exact(epsilon: float) -> Fraction:
+    out = Fraction(math.floor(epsilon * _STEP), _STEP)
+    if not out:
+        raise InputError(
+            f"epsilon_counts must be at least {1 / _STEP:g}; got {epsilon!r}; so much noise "
+            "would leave nothing of the counts: take a lower rung"
+        )
+    return out
+
+
+def _checked(table: npt.NDArray[Any]) -> Counts:
+    if table.size == 0 or table.dtype.kind not in "iu" or (table < 0).any():
+        raise InputError(
+            f"counts must be whole numbers ≥ 0, at least one; got shape {table.shape} of "
+            f"{table.dtype}"
+        )
+    return table.astype(np.int64)
+
+
+__all__ = ["Random", "Released", "Releases", "geometric", "release_counts"]
