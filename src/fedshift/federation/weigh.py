@@ -105,12 +105,12 @@ def weigh(
     laws = objective.laws(federation)
     weighting = Weighting() if weighting is None else weighting
     return {
-        name: _weights(name, r, weighting, laws if goals[name] == "all" else 1)
+        name: weights_of(name, r, weighting, laws if goals[name] == "all" else 1)
         for name, r in ratios.items()
     }
 
 
-def _weights(name: str, log_ratio: Float64Array, weighting: Weighting, laws: int) -> Weights:
+def weights_of(name: str, log_ratio: Float64Array, weighting: Weighting, laws: int) -> Weights:
     """A client's weights; all 0, with a warning, where its rows cannot stand for the target."""
     if (log_ratio == -np.inf).all():
         warnings.warn(

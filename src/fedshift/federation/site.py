@@ -1,0 +1,474 @@
+"""All that a site answers: its rows stay here, and what leaves is what its own policy allows.
+
+A site is asked by messages, whoever carries them. It keeps what it must remember on its own disk:
+questions it has answered, weights, what a client carries from round to round, releases and what
+privacy they cost. So a site that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
+
+from fedshift import __version__
+from fedshift.core.files import atomic_path, write_text
+from fedshift.core.samples import Float64Array
+from fedshift.data.federation import ClientData
+from fedshift.errors import FedshiftError, InputError
+from fedshift.federation.client import Broadcast, Client, Memory
+from fedshift.federation.compress import pack
+from fedshift.federation.job import POOLED, SHARED, Job, Stage
+from fedshift.federation.messages import Array, Fact, Message, MessageError, Seen
+from fedshift.federation.private import PrivateClient
+from fedshift.federation.ratios import (
+    Labels,
+    Laws,
+    local_log_ratio,
+    models_of,
+    pooled_log_ratio,
+    site_weights,
+)
+from fedshift.federation.reference import BY_CLIENT
+from fedshift.federation.task import State, Task
+from fedshift.learn.evaluate import evaluate
+from fedshift.data.federation import Federation
+from fedshift.privacy.accountant import Accountant
+from fedshift.privacy.counts import Releases
+from fedshift.privacy.policy import Privacy
+
+#: rounds whose memory a site keeps: a server that resumes may ask for an earlier one again
+KEPT = 3
+Answer = tuple[dict[str, Array], dict[str, Fact]]
+
+
+class Site:
+    """One client of a job, at its own place.
+
+    Parameters
+    ----------
+    job : Job
+        As the site knows it; questions about another one are refused.
+    data : ClientData
+        Its rows.
+    folder : path
+        Its own, for what it must remember.
+    privacy : Privacy, optional
+        Its policy; rung 2 by default.
+    log_ratio : array (n,), optional
+        Where ratios are known ("given").
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        data: ClientData,
+        folder: Path | str,
+        *,
+        privacy: Privacy | None = None,
+        log_ratio: Float64Array | None = None,
+    ) -> None:
+        if data.name not in job.clients:
+            raise InputError(f"the job has clients {list(job.clients)}; this site is {data.name!r}")
+        if data.x.shape[1:] != job.shape:
+            raise InputError(
+                f"site {data.name!r}: rows must have shape {job.shape}, as the job says; got "
+                f"{data.x.shape[1:]}"
+            )
+        self.job, self.data, self.folder = job, data, Path(folder)
+        self.privacy = Privacy() if privacy is None else privacy
+        self._given = log_ratio
+        self._run = ""
+        self._tasks: dict[tuple[str, int], Task] = {}
+        self._weights: Float64Array | None = None
+        self._labels: Labels | None = None
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def handle(self, message: Message) -> Message:
+        """Answer a question, or say why not; never raises for what came from outside."""
+        try:
+            self._enter(message)
+            arrays, facts = self._answer(message)
+            self._leave()
+            return message.answer(arrays, facts)
+        except FedshiftError as error:
+            return message.answer(error=f"{type(error).__name__}: {error}")
+
+    def _answer(self, message: Message) -> Answer:
+        phase = message.header.phase
+        if phase == "query.describe":
+            return self._describe()
+        if phase == "evaluate.model":
+            return self._evaluate(message)
+        if phase == "query.share":
+            what = message.fact("what", str)
+            doing: dict[str, Callable[[Message], Answer]] = {
+                "own": self._own,
+                "models": self._models,
+                "presence": self._presence,
+                "calibrate": self._calibrate,
+                "law": self._law,
+                "laws": self._laws,
+                "cells": self._cells,
+                "bound": self._bound,
+                "rows": self._rows,
+                "pool": self._pool,
+            }
+            if what not in doing:
+                raise MessageError(f"a site knows no {what!r} to share")
+            return doing[what](message)
+        stage = self.job.stage("ratio" if phase == "train.ratio" else "model")
+        self.privacy.check(phase, rows=len(self.data.x))
+        if stage.name == "ratio":
+            self.privacy.check(phase, rows=len(self.data.test_x))
+        return self._train(message, stage)
+
+    def _describe(self) -> Answer:
+        return {}, {
+            "client": self.data.name,
+            "version": __version__,
+            "task": self.job.digest,
+            "rung": self.privacy.rung,
+            "weighed": self._weights is not None,
+            **self._weight_facts(),
+            **self._epsilon(),
+        }
+
+    def _epsilon(self) -> dict[str, Fact]:
+        if not (self._books.spent or self._books.streams):
+            return {}
+        epsilon = self._books.epsilon(self.privacy.delta)
+        return {"epsilon": float(epsilon), "delta": self.privacy.delta} if np.isfinite(epsilon) else {}
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def _weigh(self, log_ratio: Float64Array | None, bound: float | None = None) -> Answer:
+        """Make and keep weights; their mean leaves the site, as the mean of all needs it."""
+        if log_ratio is None:
+            self._weights = np.ones(len(self.data.x))
+        else:
+            self._weights = site_weights(self.job, self.data, log_ratio, bound).values
+            self._keep("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
+        self._keep("weights", {"weights": torch.as_tensor(self._weights)})
+        self._tasks = {k: t for k, t in self._tasks.items() if k[0] != "model"}
+        return {}, self._weight_facts()
+
+    def _weight_facts(self) -> dict[str, Fact]:
+        if self._weights is None:
+            return {}
+        w = self._weights
+        top = float(np.square(w).sum())
+        ess = float(w.sum() ** 2 / top) if top > 0 else 0.0
+        return {"mean_weight": float(w.mean()), "ess_share": round(ess / len(w), 3)}
+
+    def _own(self, _: Message) -> Answer:
+        if not self.job.weighs or self.job.goal.goal(self.data.name) is None:
+            return self._weigh(None)
+        if self.job.ratio.kind == "given":
+            if self._given is None:
+                raise InputError(
+                    "the job says that ratios are given; this site has none; take ratio kind "
+                    "'multi-source'"
+                )
+            return self._weigh(np.asarray(self._given, dtype=np.float64))
+        if self.job.ratio.kind != "local":
+            raise MessageError(f"ratio kind {self.job.ratio.kind!r} is no one site's own work")
+        return self._weigh(local_log_ratio(self.job, self.data))
+
+    @property
+    def _target(self) -> str | None:
+        """Whose test law is in the numerator; None for the sum over all."""
+        goal = self.job.goal.goal(self.data.name)
+        return None if goal == "all" else self.data.name if goal == "own" else goal
+
+    def _models(self, message: Message) -> Answer:
+        """Take the ratio models: weights at once, or what a calibration needs."""
+        if self.job.ratio.kind not in SHARED:
+            raise MessageError(f"ratio kind {self.job.ratio.kind!r} has no shared model")
+        models = models_of(self.job.stage("ratio"), _floats(message))
+        if self.job.ratio.kind == "federated-mlls":
+            self._labels = Labels(self.job, self.data)
+            self._labels.read(models)
+            return {}, {}
+        if self.job.goal.goal(self.data.name) is None:
+            return self._weigh(None)
+        laws = Laws(self.job, self.data)
+        if self.job.ratio.bound:
+            self._keep("scores", {"scores": torch.as_tensor(laws.scores(models))})
+        return self._weigh(laws.log_ratio(models, self._target))
+
+    def _reader(self) -> Labels:
+        if self._labels is None:
+            raise MessageError("NeedsModels: this site has no ratio models yet")
+        return self._labels
+
+    def _presence(self, _: Message) -> Answer:
+        self.privacy.check("label_marginals", rows=len(self.data.x))
+        return {"presence": self._reader().presence.astype(np.uint8)}, {}
+
+    def _calibrate(self, message: Message) -> Answer:
+        self.privacy.check("train.ratio", rows=len(self.data.x))
+        count = self.job.classes
+        theta = message.array("theta", (count + 1,)).astype(np.float64)
+        having = message.array("having", (count,)).astype(np.float64)
+        loss, slope, curve = self._reader().calibrate(theta, having)
+        return {"slope": slope, "curve": curve}, {"loss": loss}
+
+    def _law(self, message: Message) -> Answer:
+        """The estimated test label law, as counts: small cells are hidden, noise if asked for."""
+        self.privacy.check("label_marginals", rows=len(self.data.test_x))
+        theta = message.array("theta", (self.job.classes + 1,)).astype(np.float64)
+        law = self._reader().test_law(theta)
+        counts = np.round(law * len(self.data.test_x)).astype(np.int64)
+        told = self._releases.answer(
+            "labels",
+            "test",
+            counts,
+            policy=self.privacy,
+            spent=lambda e: self._books.spend_counts(e, what="labels"),
+        )
+        return {"law": told.law}, {}
+
+    def _laws(self, message: Message) -> Answer:
+        """Weights from the test label laws' sum, or from the site's own law, which stays here."""
+        reader = self._reader()
+        goal = self.job.goal.goal(self.data.name)
+        if goal is None:
+            return self._weigh(None)
+        if goal == "own":
+            theta = message.array("theta", (self.job.classes + 1,)).astype(np.float64)
+            return self._weigh(reader.log_ratio(reader.test_law(theta)))
+        return self._weigh(reader.log_ratio(message.array("law", (self.job.classes,))))
+
+    def _cells(self, message: Message) -> Answer:
+        """Counts in cells along each client's log ratio: test rows in all, training in its own."""
+        self.privacy.check("bin_counts", rows=min(len(self.data.x), len(self.data.test_x)))
+        edges = message.array("edges").astype(np.float64)
+        if edges.ndim != 1 or not 1 <= len(edges) <= 200 or (np.diff(edges) <= 0).any():
+            raise MessageError("edges must be 1 to 200 rising numbers")
+        scores, own = self._kept("scores"), self._kept("log-ratio")
+        if scores is None or own is None:
+            raise MessageError("NeedsModels: this site has no ratio models yet")
+        tables = {"test": scores["scores"].numpy(), "train": own["log_ratio"].numpy()[:, None]}
+        out = {}
+        for law, rows in tables.items():
+            counts = np.stack(
+                [np.bincount(np.digitize(c, edges), minlength=len(edges) + 1) for c in rows.T]
+            )
+            told = [
+                self._releases.answer(
+                    f"cells-{i}",
+                    f"{law}-{i}",
+                    row,
+                    policy=self.privacy,
+                    spent=lambda e: self._books.spend_counts(e, what="cells"),
+                )
+                for i, row in enumerate(counts)
+            ]
+            out[law] = np.stack([t.counts for t in told]).astype(np.int64)
+            out[f"{law}_hidden"] = np.stack([t.suppressed for t in told]).astype(np.uint8)
+        return out, {}
+
+    def _bound(self, message: Message) -> Answer:
+        kept = self._kept("log-ratio")
+        if kept is None:
+            raise MessageError("NeedsModels: this site has no ratio models yet")
+        bound = message.fact("bound", float)
+        if not (np.isfinite(bound) and bound > 0):
+            raise MessageError(f"bound must be a positive number; got {bound}")
+        return self._weigh(kept["log_ratio"].numpy(), bound)
+
+    def _rows(self, _: Message) -> Answer:
+        """Test rows for the pool: made up (rung 4) or, if the site's owner said so twice, real."""
+        kind, quota = self.job.ratio.kind, self.job.ratio.quota
+        rng = np.random.default_rng([self.job.seed, self.job.clients.index(self.data.name)])
+        if kind == "raw":
+            self.privacy.check("raw_samples", rows=len(self.data.test_x))
+            chosen = rng.permutation(len(self.data.test_x))[:quota]
+            rows = np.ascontiguousarray(self.data.test_x[chosen], dtype=np.float32)
+            return {"rows": rows}, {"raw": len(rows)}
+        if kind == "generated":
+            self.privacy.check("generated_samples", rows=len(self.data.test_x))
+            from fedshift.federation.pools import generated
+
+            return generated(self.data.test_x, quota, seed=self.job.seed)
+        raise MessageError(f"ratio kind {kind!r} shares no rows")
+
+    def _pool(self, message: Message) -> Answer:
+        if self.job.ratio.kind not in POOLED:
+            raise MessageError(f"ratio kind {self.job.ratio.kind!r} takes no pool")
+        if self.job.goal.goal(self.data.name) is None:
+            return self._weigh(None)
+        pool = message.array("pool")
+        if pool.shape[1:] != self.job.shape or len(pool) < 2:
+            raise MessageError(f"a pool must have rows of shape {self.job.shape}; got {pool.shape}")
+        laws = message.fact("laws", int)
+        return self._weigh(pooled_log_ratio(self.job, self.data, pool, laws))
+
+    # -- training ------------------------------------------------------------------------------
+
+    def _train(self, message: Message, stage: Stage) -> Answer:
+        told = _floats(message)
+        arrays: dict[str, Array] = {}
+        facts: dict[str, Fact] = {}
+        number = message.header.round
+        memories = self._memory(stage, number)
+        for j in range(stage.folds):
+            task = self._task(stage, j)
+            client = self._client(stage, task, memories[j], j)
+            shared = None if task.plan.norm == "local" else _tensor(told, f"{j}/stats")
+            params = _tensor(told, f"{j}/params")
+            if params is None or params.shape != (task.layout.size,):
+                raise MessageError(f"{j}/params must have {task.layout.size} numbers")
+            reply = client.reply(
+                number, Broadcast(params.to(task.x), shared, _tensor(told, f"{j}/control"))
+            )
+            packed = pack(task.plan.compression, reply.update, reply.unit)
+            arrays |= {f"{j}/{n}": a for n, a in packed.items()}
+            for name, part in (("stats", reply.stats), ("control", reply.control)):
+                if part is not None:
+                    arrays[f"{j}/{name}"] = part.cpu().numpy()
+            facts[f"{j}/loss"] = float(np.mean(reply.losses))
+        self._remember(stage, number + 1, memories)
+        return arrays, facts
+
+    def _client(self, stage: Stage, task: Task, memory: Memory, fold: int) -> Client:
+        if stage.name == "ratio" and self.privacy.noise > 0:
+            return PrivateClient(
+                task, 0, memory, policy=self.privacy, books=self._books, stream=f"fold-{fold}"
+            )
+        return Client(task, 0, memory)
+
+    def _task(self, stage: Stage, fold: int) -> Task:
+        key = (stage.name, fold)
+        if key not in self._tasks:
+            if stage.name == "ratio":
+                part = Laws if self.job.ratio.kind == "multi-source" else Labels
+                self._tasks[key] = part(self.job, self.data).task(stage, fold)
+            else:
+                if self._weights is None:
+                    raise MessageError("NeedsWeights: this site has no weights yet")
+                self._tasks[key] = stage.own(self.data, self._weights)
+        return self._tasks[key]
+
+    def _evaluate(self, message: Message) -> Answer:
+        """Counts of right answers on the site's test rows, if it has labels for them."""
+        self.privacy.check("evaluate.model", rows=len(self.data.test_x))
+        if self.data.test_y is None:
+            return {}, {"labelled": False}
+        stage = self.job.stage("model")
+        task = stage.blank()
+        state = State(message.header.round, dict(task.begin().tensors))
+        k = task.names.index(self.data.name)
+        for name in ("params", "stats"):
+            if f"0/{name}" in message.arrays:
+                state.tensors[name] = torch.tensor(message.array(f"0/{name}"))
+        memory = self._memory(stage, message.header.round)[0]
+        for name, t in memory.tensors.items():
+            state.tensors[name][k] = t
+        state.tensors = {n: t for n, t in state.tensors.items() if not n.startswith("mean_")}
+        model = task.module(state, self.data.name)
+        kind = np.float64 if self.job.precision == "float64" else np.float32
+        rows = ClientData(
+            self.data.name,
+            self.data.x,
+            self.data.y,
+            self.data.test_x.astype(kind, copy=False),
+            self.data.test_y,
+        )
+        score = evaluate(lambda _: model, Federation((rows,)), loss=stage.loss)[self.data.name]
+        return {}, {"labelled": True, "score": json.dumps(_finite(score.__dict__))}
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def _enter(self, message: Message) -> None:
+        """Find what this site remembers of the run, and refuse what it has answered before."""
+        if message.header.run != self._run:
+            self._open(message)
+        self._seen.take(message)
+
+    def _open(self, message: Message) -> None:
+        run = message.header.run
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,120}", run) or run.startswith("."):
+            raise MessageError("the name of a run must be letters, digits, '-', '_' and '.'")
+        Seen(self.job.digest).take(message)  # before a folder is made for it
+        self._run, self._home = run, self.folder / run
+        notes: dict[str, Any] = {}
+        path = self._home / "site.json"
+        if path.exists():
+            notes = json.loads(path.read_text(encoding="utf-8"))
+        self._seen = Seen(self.job.digest, notes.get("nonces", []))
+        self._releases = Releases.from_record(notes.get("releases", {}))
+        self._books = Accountant.from_record(notes["books"]) if "books" in notes else Accountant()
+        kept = self._kept("weights")
+        self._weights = None if kept is None else kept["weights"].numpy()
+        self._tasks, self._labels = {}, None
+
+    def _leave(self) -> None:
+        """Write down what was answered before the answer leaves."""
+        notes = {
+            "nonces": self._seen.nonces,
+            "releases": self._releases.to_record(),
+            "books": self._books.to_record(),
+        }
+        write_text(self._home / "site.json", json.dumps(notes))
+
+    def _keep(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        whole = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
+        with atomic_path(self._home / f"{name}.safetensors") as temporary:
+            temporary.write_bytes(to_safetensors(whole))
+
+    def _kept(self, name: str) -> dict[str, torch.Tensor] | None:
+        path = self._home / f"{name}.safetensors"
+        return load_file(str(path)) if path.exists() else None
+
+    def _memory(self, stage: Stage, number: int) -> list[Memory]:
+        """What the client carried into a round, for every fold."""
+        found = [(n, p) for n, p in self._memories(stage) if n <= number]
+        stored = load_file(str(found[-1][1])) if found else {}
+        out = []
+        for j in range(stage.folds):
+            task = stage.blank(j)
+            begin, k = task.begin().tensors, task.names.index(self.data.name)
+            names = [*BY_CLIENT, *(["stats"] if task.plan.norm == "local" else [])]
+            own = {n: stored.get(f"{j}/{n}", begin[n][k]).clone() for n in names if n in begin}
+            out.append(Memory(own))
+        return out
+
+    def _remember(self, stage: Stage, number: int, memories: list[Memory]) -> None:
+        parts = {f"{j}/{n}": t for j, m in enumerate(memories) for n, t in m.tensors.items()}
+        if not parts:
+            return
+        self._keep(f"memory-{stage.name}-{number:08d}", parts)
+        for old, path in self._memories(stage)[:-KEPT]:
+            if old <= number:
+                path.unlink(missing_ok=True)
+
+    def _memories(self, stage: Stage) -> list[tuple[int, Path]]:
+        found = self._home.glob(f"memory-{stage.name}-*.safetensors")
+        return sorted((int(p.stem.rpartition("-")[2]), p) for p in found)
+
+
+def _floats(message: Message) -> dict[str, Array]:
+    """All arrays of a message, checked to be finite."""
+    return {name: message.array(name) for name in message.arrays}
+
+
+def _tensor(arrays: Mapping[str, Array], name: str) -> torch.Tensor | None:
+    return torch.tensor(arrays[name]) if name in arrays else None
+
+
+def _finite(table: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {}
+    for name, value in table.items():
+        v = value.item() if isinstance(value, np.generic) else value
+        plain[name] = None if isinstance(v, float) and not np.isfinite(v) else v
+    return plain
