@@ -23,15 +23,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 from fedshift.core.params import whole
-from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError
+
+if TYPE_CHECKING:  # it needs torch, a site's books do not
+    from fedshift.core.samples import Float64Array
 
 #: Rényi orders that are tried; between whole ones (α − 1) D_α is interpolated, as it is convex
 ORDERS: Float64Array = np.concatenate(

@@ -22,14 +22,16 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError
 from fedshift.privacy.policy import Privacy, Refused
+
+if TYPE_CHECKING:  # it needs torch, counting does not
+    from fedshift.core.samples import Float64Array
 
 Counts = npt.NDArray[np.int64]
 #: randomness: a seed or generator for tests; None is the operating system's entropy
