@@ -21,7 +21,7 @@ from safetensors.torch import save as to_safetensors
 from fedshift import __version__
 from fedshift.core.files import atomic_path, write_text
 from fedshift.core.samples import Float64Array
-from fedshift.data.federation import ClientData
+from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import FedshiftError, InputError
 from fedshift.federation.client import Broadcast, Client, Memory
 from fedshift.federation.compress import pack
@@ -39,10 +39,13 @@ from fedshift.federation.ratios import (
 from fedshift.federation.reference import BY_CLIENT
 from fedshift.federation.task import State, Task
 from fedshift.learn.evaluate import evaluate
-from fedshift.data.federation import Federation
 from fedshift.privacy.accountant import Accountant
-from fedshift.privacy.counts import Releases
-from fedshift.privacy.policy import Privacy
+from fedshift.privacy.audit import fit_audited
+from fedshift.privacy.bins import bound_from_counts
+from fedshift.privacy.counts import Released, Releases
+from fedshift.privacy.generate import GaussianMixtureSampler
+from fedshift.privacy.policy import Privacy, Refused
+from fedshift.privacy.vae import VAESampler
 
 #: rounds whose memory a site keeps: a server that resumes may ask for an earlier one again
 KEPT = 3
@@ -145,8 +148,8 @@ class Site:
     def _epsilon(self) -> dict[str, Fact]:
         if not (self._books.spent or self._books.streams):
             return {}
-        epsilon = self._books.epsilon(self.privacy.delta)
-        return {"epsilon": float(epsilon), "delta": self.privacy.delta} if np.isfinite(epsilon) else {}
+        epsilon = float(self._books.epsilon(self.privacy.delta))
+        return {"epsilon": epsilon, "delta": self.privacy.delta} if np.isfinite(epsilon) else {}
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -249,42 +252,43 @@ class Site:
         return self._weigh(reader.log_ratio(message.array("law", (self.job.classes,))))
 
     def _cells(self, message: Message) -> Answer:
-        """Counts in cells along each client's log ratio: test rows in all, training in its own."""
-        self.privacy.check("bin_counts", rows=min(len(self.data.x), len(self.data.test_x)))
-        edges = message.array("edges").astype(np.float64)
-        if edges.ndim != 1 or not 1 <= len(edges) <= 200 or (np.diff(edges) <= 0).any():
-            raise MessageError("edges must be 1 to 200 rising numbers")
-        scores, own = self._kept("scores"), self._kept("log-ratio")
-        if scores is None or own is None:
-            raise MessageError("NeedsModels: this site has no ratio models yet")
-        tables = {"test": scores["scores"].numpy(), "train": own["log_ratio"].numpy()[:, None]}
-        out = {}
-        for law, rows in tables.items():
-            counts = np.stack(
-                [np.bincount(np.digitize(c, edges), minlength=len(edges) + 1) for c in rows.T]
+        """How many of the site's test rows lie in cells along each client's log ratio, (K, M)."""
+        self.privacy.check("bin_counts", rows=len(self.data.test_x))
+        edges = _edges(message)
+        scores = self._need("scores")["scores"].numpy()
+        told = [
+            self._releases.answer(
+                "cells",
+                f"test along {name}",
+                np.bincount(np.digitize(column, edges), minlength=len(edges) + 1),
+                policy=self.privacy,
+                spent=lambda e: self._books.spend_counts(e, what="cells"),
             )
-            told = [
-                self._releases.answer(
-                    f"cells-{i}",
-                    f"{law}-{i}",
-                    row,
-                    policy=self.privacy,
-                    spent=lambda e: self._books.spend_counts(e, what="cells"),
-                )
-                for i, row in enumerate(counts)
-            ]
-            out[law] = np.stack([t.counts for t in told]).astype(np.int64)
-            out[f"{law}_hidden"] = np.stack([t.suppressed for t in told]).astype(np.uint8)
-        return out, {}
+            for name, column in zip(self.job.clients, scores.T, strict=True)
+        ]
+        hidden = np.stack([t.suppressed for t in told]).astype(np.uint8)
+        return {"counts": np.stack([t.counts for t in told]), "hidden": hidden}, {}
 
     def _bound(self, message: Message) -> Answer:
-        kept = self._kept("log-ratio")
+        """Weights cut at the bound that all sites' counts and the own training rows give."""
+        edges, log_ratio = _edges(message), self._need("log-ratio")["log_ratio"].numpy()
+        counts, hidden = message.array("counts", kind="i"), message.array("hidden", kind="i")
+        if counts.ndim != 2 or counts.shape[1] != len(edges) + 1 or hidden.shape != counts.shape:
+            raise MessageError(f"counts must have {len(edges) + 1} cells; got {counts.shape}")
+        own = np.bincount(np.digitize(log_ratio, edges), minlength=len(edges) + 1)
+        told = {
+            str(i): Released(c.astype(np.int64), h.astype(bool))
+            for i, (c, h) in enumerate(zip(counts, hidden, strict=True))
+        }
+        found = bound_from_counts(own, told)
+        arrays, facts = self._weigh(log_ratio, float(found.value))
+        return arrays, facts | {"bound": float(found.value)}
+
+    def _need(self, name: str) -> dict[str, torch.Tensor]:
+        kept = self._kept(name)
         if kept is None:
             raise MessageError("NeedsModels: this site has no ratio models yet")
-        bound = message.fact("bound", float)
-        if not (np.isfinite(bound) and bound > 0):
-            raise MessageError(f"bound must be a positive number; got {bound}")
-        return self._weigh(kept["log_ratio"].numpy(), bound)
+        return kept
 
     def _rows(self, _: Message) -> Answer:
         """Test rows for the pool: made up (rung 4) or, if the site's owner said so twice, real."""
@@ -297,9 +301,13 @@ class Site:
             return {"rows": rows}, {"raw": len(rows)}
         if kind == "generated":
             self.privacy.check("generated_samples", rows=len(self.data.test_x))
-            from fedshift.federation.pools import generated
-
-            return generated(self.data.test_x, quota, seed=self.job.seed)
+            tables = len(self.job.shape) == 1
+            sampler = GaussianMixtureSampler() if tables else VAESampler()
+            rows, audits = fit_audited(sampler, self.data.test_x, quota, seed=self.job.seed)
+            said = " ".join(a.status for a in audits)
+            if any(a.leaks for a in audits):
+                raise Refused(f"{said}; take rung 2, which sends no rows")
+            return {"rows": np.asarray(rows, dtype=np.float32)}, {"audit": said}
         raise MessageError(f"ratio kind {kind!r} shares no rows")
 
     def _pool(self, message: Message) -> Answer:
@@ -336,7 +344,8 @@ class Site:
             for name, part in (("stats", reply.stats), ("control", reply.control)):
                 if part is not None:
                     arrays[f"{j}/{name}"] = part.cpu().numpy()
-            facts[f"{j}/loss"] = float(np.mean(reply.losses))
+            if not isinstance(client, PrivateClient):
+                facts[f"{j}/loss"] = float(np.mean(reply.losses))
         self._remember(stage, number + 1, memories)
         return arrays, facts
 
@@ -460,6 +469,13 @@ class Site:
 def _floats(message: Message) -> dict[str, Array]:
     """All arrays of a message, checked to be finite."""
     return {name: message.array(name) for name in message.arrays}
+
+
+def _edges(message: Message) -> Float64Array:
+    edges = message.array("edges").astype(np.float64)
+    if edges.ndim != 1 or not 1 <= len(edges) <= 200 or (np.diff(edges) <= 0).any():
+        raise MessageError("edges must be 1 to 200 rising numbers")
+    return np.asarray(edges)
 
 
 def _tensor(arrays: Mapping[str, Array], name: str) -> torch.Tensor | None:
