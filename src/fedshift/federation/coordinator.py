@@ -139,7 +139,7 @@ class Coordinator:
         """Who is there, and what each knows."""
         found = self._ask("query.describe", 0, {n: ({}, {}) for n in self.job.clients}, limit=4096)
         for name, answer in found.items():
-            self.facts[name] = dict(answer.facts)
+            self.facts.setdefault(name, {}).update(answer.facts)
             self._weighed(name, answer)
 
     def _weigh(self) -> Callable[[list[str]], None]:

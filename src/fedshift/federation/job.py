@@ -206,7 +206,7 @@ class Stage:
     classes: int
     plan: Plan
     folds: int
-    loss: str = "cross-entropy"
+    loss: Literal["cross-entropy", "squared"] = "cross-entropy"
 
     @property
     def phase(self) -> str:

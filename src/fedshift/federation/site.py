@@ -238,7 +238,12 @@ class Site:
             policy=self.privacy,
             spent=lambda e: self._books.spend_counts(e, what="labels"),
         )
-        return {"law": told.law}, {}
+        # how many rows there are is no secret, so what is hidden shares what is left
+        law = told.counts.astype(np.float64)
+        rest = max(0.0, len(self.data.test_x) - law.sum())
+        if told.suppressed.any():
+            law[told.suppressed] = rest / told.suppressed.sum()
+        return {"law": law / law.sum()}, {}
 
     def _laws(self, message: Message) -> Answer:
         """Weights from the test label laws' sum, or from the site's own law, which stays here."""
@@ -281,8 +286,8 @@ class Site:
             for i, (c, h) in enumerate(zip(counts, hidden, strict=True))
         }
         found = bound_from_counts(own, told)
-        arrays, facts = self._weigh(log_ratio, float(found.value))
-        return arrays, facts | {"bound": float(found.value)}
+        arrays, facts = self._weigh(log_ratio, found.bound)
+        return arrays, facts | {"bound": found.bound}
 
     def _need(self, name: str) -> dict[str, torch.Tensor]:
         kept = self._kept(name)
