@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from fedshift.core.files import write_text
 from fedshift.deploy.errors import FlowerMissing
 from fedshift.deploy.guard import TAG
 from fedshift.deploy.keys import Keys
+from fedshift.deploy.processes import Process
 from fedshift.errors import InputError
 
 HOST = "127.0.0.1"
@@ -19,6 +21,7 @@ HOST = "127.0.0.1"
 CONNECTION = "fedshift"
 #: what a SuperNode writes when the SuperLink has let it in
 NODE_READY = "SuperNode ID:"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 Scalar = bool | int | float | str
 
 
@@ -133,10 +136,20 @@ def _toml(value: Scalar) -> str:
     )
 
 
+def plain(line: str) -> str:
+    """A line of a log without the codes that colour it."""
+    return _COLOUR.sub("", line)
+
+
 def last_words(text: str, *, lines: int = 12) -> str:
     """The end of a log, for an error message."""
-    return "\n".join(_written(text.splitlines())[-lines:])
+    return "\n".join(_written(plain(text).splitlines())[-lines:])
 
 
 def _written(lines: Sequence[str]) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
+
+
+def node_is_ready(process: Process) -> bool:
+    """Whether the SuperLink has let a SuperNode in."""
+    return NODE_READY in process.output()

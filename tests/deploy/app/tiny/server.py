@@ -1,7 +1,6 @@
 """Asks every node once a round, keeps a checkpoint and writes the record at the end."""
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -61,4 +60,4 @@ def _ask(grid: Grid, number: int, deadline: float) -> list[str]:
 def _write(path: Path, value: object) -> None:
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps(value))
-    os.replace(temporary, path)
+    temporary.replace(path)
