@@ -1,0 +1,151 @@
+"""One process of a deployment: started with its own log, watched, and ended for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from fedshift.deploy.errors import DeployError
+
+#: below the range from which systems take ports for outgoing connections, so that none of those
+#: can take a port between our look at it and the process that will listen there
+PORTS = range(20_000, 32_000)
+
+
+class Process:
+    """A command with a log file, in a session of its own.
+
+    The session keeps a Ctrl-C at the terminal from reaching it before its owner has heard of it.
+
+    Parameters
+    ----------
+    name
+        What events call it.
+    command
+        Program and arguments, or a function that gives them anew for every start.
+    environment
+        All of its environment variables.
+    log
+        File that its output is added to; every start adds to the same file.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str] | Callable[[], Sequence[str]],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> None:
+        self.name = name
+        self.log = Path(log)
+        self._command = command
+        self._environment = dict(environment)
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._offset = 0
+
+    def start(self) -> None:
+        """Start it; it must not be running.
+
+        Raises
+        ------
+        DeployError
+            If the program cannot be started.
+        """
+        if self.running:
+            raise DeployError(f"{self.name} is already running; stop it before it is started")
+        command = self._command() if callable(self._command) else self._command
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as out:
+            self._offset = out.tell()
+            try:
+                self._popen = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise DeployError(f"cannot start {self.name} ({command[0]}): {error}") from error
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs; one that ended is taken off the system's list."""
+        return self._popen is not None and self._popen.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the running process."""
+        return self._popen.pid if self._popen is not None and self.running else None
+
+    def output(self) -> str:
+        """What it has written since its last start."""
+        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as file:
+            file.seek(self._offset)
+            return file.read().decode(errors="replace")
+        return ""
+
+    def why(self) -> str:
+        """How it ended, in words."""
+        code = None if self._popen is None else self._popen.poll()
+        if code is None:
+            return "it is running" if self.running else "it was never started"
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    def kill(self) -> None:
+        """`kill -9`, this process alone: what an accident does."""
+        self._send(signal.SIGKILL)
+        if self._popen is not None:
+            self._popen.wait()
+
+    def end(self, *, patience: float = 6.0) -> None:
+        """Ask it to end; after `patience` seconds kill it and its group."""
+        self._send(signal.SIGTERM)
+        if self._popen is None:
+            return
+        try:
+            self._popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait()
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._popen is not None and self._popen.poll() is None:
+            self._popen.send_signal(number)
+
+    def __repr__(self) -> str:
+        return f"Process({self.name}, {f'pid {self.pid}' if self.running else self.why()})"
+
+
+def free_ports(number: int, *, host: str = "127.0.0.1") -> list[int]:
+    """Ports of this machine on which nobody listens, all different."""
+    out: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        if len(out) == number:
+            break
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((host, port))
+                out.append(port)
+    if len(out) < number:
+        raise DeployError(f"{number} free ports are needed on {host}; found {len(out)}")
+    return out
+
+
+def listening(port: int, *, host: str = "127.0.0.1") -> bool:
+    """Whether somebody takes connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, port)) == 0
