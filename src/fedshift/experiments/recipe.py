@@ -484,7 +484,8 @@ def seeds(value: Any) -> tuple[int, ...]:
     return tuple(whole)
 
 
-def _read_plan(table: Table, key: str, place: Place) -> Plan:
+def read_plan(table: Table, key: str, place: Place) -> Plan:
+    """A plan from a table with its kind."""
     below, given = place.under(key), dict(table)
     kind = given.pop("kind", "fedsgd")
     if kind not in PLANS:
@@ -513,7 +514,7 @@ def _read_weighting(table: Table, key: str, place: Place) -> Weighting:
 
 _READ: dict[str, Callable[[Table, str, Place], Any]] = {
     "data": Data.read,
-    "plan": _read_plan,
+    "plan": read_plan,
     "train": _read_train,
     "weighting": _read_weighting,
 }

@@ -1,0 +1,1 @@
+"""fedshift as a Flower app."""

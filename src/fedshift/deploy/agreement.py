@@ -1,0 +1,266 @@
+"""What all parties of a deployment agree on, in one file: a recipe of one run and a table of it.
+
+::
+
+    name = "smoke/flower"               # and the recipe's own tables: data, plan, train, method
+    …
+
+    [deploy]
+    clients = ["client-1", "client-2", "client-3"]
+    shape = [8, 8]                      # of a row
+    classes = 10
+    deadline = 120.0                    # seconds a round waits
+    minimum = 2                         # fewest answers that make a round
+
+    [deploy.ratio]                      # fields of fedshift.federation.job.RatioPhase
+    kind = "multi-source"
+
+    [deploy.robust]                     # fields of fedshift.defence.Robust
+    clip = "median"
+
+Server and sites each have a copy; a site answers only to the digest of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedshift.core.files import write_text
+from fedshift.core.samples import Float64Array
+from fedshift.data.federation import ClientData, Federation
+from fedshift.defence.robust import Robust
+from fedshift.errors import InputError
+from fedshift.experiments.recipe import PLANS, Model, Recipe, read_plan
+from fedshift.experiments.spelling import Place, arguments, fields_of, make, plain, to_toml
+from fedshift.federation.job import KINDS, POOLED, Job, RatioPhase
+from fedshift.federation.weigh import ESTIMATORS
+from fedshift.learn.objective import Objective
+
+#: keys of [deploy] that are fields of `Job`
+_PLAIN = ("clients", "shape", "classes", "minimum", "deadline", "tries")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """A run of a recipe at a distance.
+
+    Attributes
+    ----------
+    recipe : Recipe
+        With one method and one seed.
+    job : Job
+        What it comes to.
+    """
+
+    recipe: Recipe
+    job: Job
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        *,
+        method: str | None = None,
+        seed: int | None = None,
+        clients: int | None = None,
+        rung: int | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        **more: Any,
+    ) -> Agreement:
+        """From a recipe whose data this machine can make: a simulation of a deployment.
+
+        Parameters
+        ----------
+        method, seed : optional
+            The recipe's first by default.
+        clients : int, optional
+            The first so many of its clients.
+        rung : int, optional
+            Of the privacy ladder: 4 and 5 share rows, made up or real.
+        **more
+            Other fields of `Job`.
+        """
+        method = recipe.methods[0].name if method is None else method
+        one = recipe.narrow(method, recipe.seeds[0] if seed is None else seed)
+        federation = _federation(one, data_dir)
+        if clients is not None and not 1 <= clients <= len(federation):
+            raise InputError(
+                f"recipe {one.name} has {len(federation)} clients; asked for {clients}"
+            )
+        chosen = tuple(federation)[:clients]
+        settings = one.settings(method, one.seeds[0])
+        regression = settings.loss != "cross-entropy"
+        job = Job(
+            clients=tuple(c.name for c in chosen),
+            shape=chosen[0].x.shape[1:],
+            classes=1 if regression else 1 + max(int(c.y.max()) for c in federation),
+            ratio=_ratio_phase(one, rung),
+            **_of_settings(one),
+            **more,
+        )
+        return cls(recipe=one, job=job)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def rows(
+        self, client: str, data_dir: str | os.PathLike[str] | None = None
+    ) -> tuple[ClientData, Float64Array | None]:
+        """A client's rows as the recipe deals them, and its log ratios where they are known."""
+        federation = _federation(self.recipe, data_dir)
+        if len(self.job.clients) < len(federation):
+            federation = Federation(
+                tuple(c for c in federation if c.name in self.job.clients), federation.truth
+            )
+        data = federation[client]
+        goal = self.job.goal.goal(client)
+        if self.job.ratio.kind != "given" or goal is None:
+            return data, None
+        return data, np.asarray(federation.exact_log_ratio(client, goal))
+
+    # -- TOML ----------------------------------------------------------------------------------
+
+    def to_toml(self) -> str:
+        """The whole file."""
+        job = self.job
+        deploy = {n: plain(v) for n in _PLAIN if (v := getattr(job, n)) is not None}
+        deploy["ratio"] = _spelled_ratio(job.ratio)
+        deploy["robust"] = fields_of(job.robust) | (
+            {"clip": "none"} if job.robust.clip is None else {}
+        )
+        return to_toml({**self.recipe.to_table(), "deploy": deploy})
+
+    def write(self, path: Path) -> Path:
+        """Write it, whole or not at all."""
+        return write_text(path, self.to_toml())
+
+    @classmethod
+    def read(cls, path: Path | str) -> Agreement:
+        """From a file of `write`.
+
+        Raises
+        ------
+        InputError
+            If it is not there or says something that cannot be; where, and what is needed.
+        """
+        path = Path(path)
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"cannot read the agreement {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} must be TOML: {error}") from None
+        place = Place(path.name)
+        deploy = table.pop("deploy", None)
+        if not isinstance(deploy, Mapping):
+            raise place.wrong("deploy", "a table, [deploy]", deploy)
+        recipe = Recipe.of(table, place)
+        if len(recipe.methods) != 1 or len(recipe.seeds) != 1:
+            raise InputError(f"{place}: an agreement is about one method and one seed")
+        below, given = place.under("deploy"), dict(deploy)
+        ratio = _read_ratio(given.pop("ratio", {}), below)
+        robust = dict(given.pop("robust", {}))
+        if robust.get("clip") == "none":  # TOML has no None
+            robust["clip"] = None
+        job = Job(
+            **arguments(Job, given, below, skip=_others()),
+            ratio=ratio,
+            robust=_read_robust(robust, below),
+            **_of_settings(recipe),
+        )
+        return cls(recipe=recipe, job=job)
+
+    @cached_property
+    def digest(self) -> str:
+        """What a site that has agreed to this answers to."""
+        return self.job.digest
+
+    def __repr__(self) -> str:
+        return (
+            f"Agreement({self.recipe.name}, {len(self.job.clients)} clients, "
+            f"{self.job.objective}, ratios {self.job.ratio.kind}, rung {self.job.rung}, "
+            f"digest {self.digest})"
+        )
+
+
+def _others() -> tuple[str, ...]:
+    return tuple(n for n in Job.__dataclass_fields__ if n not in _PLAIN)
+
+
+def _federation(recipe: Recipe, data_dir: str | os.PathLike[str] | None) -> Federation:
+    return recipe.data.federation(recipe.data.load(data_dir), seed=recipe.seeds[0])
+
+
+def _of_settings(recipe: Recipe) -> dict[str, Any]:
+    """Fields of a `Job` that the recipe says."""
+    s = recipe.settings(recipe.methods[0].name, recipe.seeds[0])
+    if s.precision == "bfloat16":
+        raise InputError("sites compute in float32 or float64; got precision 'bfloat16'")
+    names = ("model", "plan", "loss", "objective", "weighting", "seed", "precision")
+    return {n: getattr(s, n) for n in names}
+
+
+def _ratio_phase(recipe: Recipe, rung: int | None) -> RatioPhase:
+    """The way to ratios that a recipe's method names, on a rung of the ladder."""
+    method = recipe.methods[0]
+    kind, options = method.ratio.kind, dict(method.ratio.options)
+    objective = Objective.of(method.objective).kind
+    if objective == "erm":
+        return RatioPhase(kind="local")
+    if rung in (4, 5):
+        name = kind if kind in ESTIMATORS and kind not in KINDS else "classifier"
+        return RatioPhase(kind=POOLED[rung - 4], estimator=name)
+    if kind == "exact":
+        return RatioPhase(kind="given")
+    if kind == "federated-mlls":
+        place = Place(recipe.name, "method.ratio")
+        return _read_ratio({"kind": kind, **_of_mlls(options)}, place)
+    if kind == "multi-source":
+        return RatioPhase(kind=kind, bound=rung == 3)
+    if objective == "fitw":
+        return RatioPhase(kind="local", estimator=kind)
+    raise InputError(
+        f"ratio {kind!r} needs other sites' rows; take 'multi-source' or 'federated-mlls', which "
+        "send gradients, or say rung 5 to share rows"
+    )
+
+
+def _of_mlls(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: v for n, v in options.items() if n in ("model", "plan", "folds")}
+
+
+def _spelled_ratio(ratio: RatioPhase) -> dict[str, Any]:
+    kind = next(k for k, p in PLANS.items() if type(ratio.plan) is p)
+    return {
+        **fields_of(ratio, skip=("plan",)),
+        "plan": {"kind": kind, **fields_of(ratio.plan, skip=("seed",))},
+    }
+
+
+def _read_ratio(table: Mapping[str, Any], place: Place) -> RatioPhase:
+    below, given = place.under("ratio"), dict(table)
+    extra: dict[str, Any] = {}
+    if "plan" in given:
+        extra["plan"] = read_plan(given.pop("plan"), "plan", below)
+    if "model" in given:
+        model = Model.read(given.pop("model"), "model", below)
+        model.check(below)
+        extra["model"] = model if model.options else model.kind
+    made: RatioPhase = make(RatioPhase, given, below, also=("plan", "model"))
+    return replace(made, **extra)
+
+
+def _read_robust(table: Mapping[str, Any], place: Place) -> Robust:
+    given = dict(table)
+    none = "clip" in given and given["clip"] is None
+    if none:
+        del given["clip"]
+    made: Robust = make(Robust, given, place.under("robust"))
+    return replace(made, clip=None) if none else made
