@@ -222,6 +222,8 @@ class FedSGD(Plan):
         The server's rule (`Optimizer`).
     """
 
+    kind: ClassVar[str] = "fedsgd"
+
     iterations: int = 1000
     lr: float = 1e-3
     optimizer: ServerRule = "adam"
@@ -276,6 +278,8 @@ class FedAvg(Plan):
     server : Optimizer
         Applied to the mean step; plain averaging by default.
     """
+
+    kind: ClassVar[str] = "fedavg"
 
     rounds: int = 100
     local_steps: int = 10
