@@ -11,7 +11,6 @@ from pathlib import Path
 
 from fedshift.core.files import write_text
 from fedshift.deploy.errors import FlowerMissing
-from fedshift.deploy.guard import TAG
 from fedshift.deploy.keys import Keys
 from fedshift.deploy.processes import Process
 from fedshift.errors import InputError
@@ -39,15 +38,14 @@ def find(command: str) -> str:
     return str(path)
 
 
-def environment(home: Path, tag: str) -> dict[str, str]:
-    """What every Flower process is given: quiet, with a home of its own, marked as the fleet's.
+def environment(home: Path) -> dict[str, str]:
+    """What every Flower process is given: quiet, and with a home of its own.
 
     Flower starts its helpers by name, so the folder of its commands comes first on the path.
     """
     out = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
     commands = str(Path(find("flwr")).parent)
     out |= {
-        TAG: tag,
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

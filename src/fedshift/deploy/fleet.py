@@ -95,7 +95,7 @@ class Fleet:
     # -- start ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Fleet:
-        self.environment = commands.environment(self.folder / "home", self.tag)
+        self._environment = commands.environment(self.folder / "home")
         self._guard = subprocess.Popen(
             [sys.executable, "-I", str(guard.__file__), self.tag],
             stdin=subprocess.PIPE,
@@ -157,7 +157,8 @@ class Fleet:
         process = Process(
             "superlink",
             commands.superlink(self.port, database=self.folder / "superlink.db", keys=self.keys),
-            environment=self.environment,
+            environment=self._environment,
+            tag=self.tag,
             log=self.logs / "superlink.log",
         )
         return Watched(process, lambda _: listening(self.port), self.events, pause=0.2)
@@ -180,10 +181,11 @@ class Fleet:
             )
 
         process = Process(
-            name,
+            f"node {name}",
             command,
-            environment=commands.environment(self.folder / "nodes" / name / "home", self.tag),
-            log=self.logs / f"{name}.log",
+            environment=commands.environment(self.folder / "nodes" / name / "home"),
+            tag=self.tag,
+            log=self.logs / f"node-{name}.log",
         )
         return Watched(process, commands.node_is_ready, self.events)
 
@@ -204,7 +206,7 @@ class Fleet:
         """Start a command that talks to this fleet's SuperLink; its output comes by a pipe."""
         return subprocess.Popen(
             command,
-            env=self.environment,
+            env={**self._environment, guard.TAG: self.tag, guard.PART: "flwr"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

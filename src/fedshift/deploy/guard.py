@@ -18,33 +18,37 @@ import sys
 import time
 from pathlib import Path
 
-TAG = "FEDSHIFT_FLEET"
+#: environment variables: which fleet, and which of its processes it descends from
+TAG, PART = "FEDSHIFT_FLEET", "FEDSHIFT_PART"
 
 
-def members(tag: str) -> list[int]:
+def members(tag: str, *, part: str | None = None) -> list[int]:
     """Numbers of the running processes that carry the tag, this one left out.
+
+    With `part`, only that process of the fleet and what it started.
 
     Needs /proc; on systems without it the list is empty and only what a fleet started itself is
     ended (Flower's own children watch their parents and follow within a second).
     """
-    mark, out = f"{TAG}={tag}".encode(), []
+    marks = {f"{TAG}={tag}".encode(), *([f"{PART}={part}".encode()] if part else [])}
+    out = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended meanwhile, or is somebody else's
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
+            if marks <= set((entry / "environ").read_bytes().split(b"\0")):
                 out.append(int(entry.name))
     return [pid for pid in out if pid != os.getpid()]
 
 
-def end(tag: str, *, patience: float = 6.0) -> int:
-    """Ask all members to end, insist after `patience` seconds; returns how many were insisted on.
+def end(tag: str, *, part: str | None = None, patience: float = 6.0) -> int:
+    """Ask members to end, insist after `patience` seconds; returns how many were insisted on.
 
     Returns when none is left. New ones may be born while we look, so looking is repeated.
     """
     asked: set[int] = set()
     killed: set[int] = set()
     until = time.monotonic() + patience
-    while alive := members(tag):
-        late = time.monotonic() > until
+    while alive := members(tag, part=part):
+        late = time.monotonic() >= until
         for pid in alive:
             if late:
                 killed.add(pid)

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from fedshift.deploy import guard
 from fedshift.deploy.errors import DeployError
 
 #: below the range from which systems take ports for outgoing connections, so that none of those
@@ -31,6 +32,8 @@ class Process:
         Program and arguments, or a function that gives them anew for every start.
     environment
         All of its environment variables.
+    tag
+        Of the fleet it belongs to; what it starts inherits the tag.
     log
         File that its output is added to; every start adds to the same file.
     """
@@ -41,17 +44,22 @@ class Process:
         command: Sequence[str] | Callable[[], Sequence[str]],
         *,
         environment: Mapping[str, str],
+        tag: str,
         log: Path,
     ) -> None:
         self.name = name
         self.log = Path(log)
         self._command = command
-        self._environment = dict(environment)
+        self._environment = {**environment, guard.TAG: tag, guard.PART: name}
+        self._tag = tag
         self._popen: subprocess.Popen[bytes] | None = None
         self._offset = 0
 
     def start(self) -> None:
         """Start it; it must not be running.
+
+        What an earlier start has left behind is killed first: a ServerApp that outlived its
+        SuperLink would write into the record of the next.
 
         Raises
         ------
@@ -60,6 +68,7 @@ class Process:
         """
         if self.running:
             raise DeployError(f"{self.name} is already running; stop it before it is started")
+        guard.end(self._tag, part=self.name, patience=0.0)
         command = self._command() if callable(self._command) else self._command
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:

@@ -33,7 +33,7 @@ class Watched:
         events: Events,
         *,
         patience: float = 180.0,
-        debut: float = 20.0,
+        debut: float = 10.0,
         pause: float = 1.0,
         longest: float = 8.0,
     ) -> None:

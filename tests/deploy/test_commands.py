@@ -1,0 +1,64 @@
+"""Flower's commands: their flags, their files, and what is said where they are missing."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedshift.deploy import commands
+from fedshift.deploy.errors import FlowerMissing
+from fedshift.deploy.fleet import Fleet
+from fedshift.errors import InputError
+
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x7f")),
+)
+
+
+@given(SCALARS)
+def test_settings_are_read_back_as_they_were(value: commands.Scalar) -> None:
+    read = tomllib.loads(commands.pairs({"key-1": value}))["key-1"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="must be a bool, a number or a text"):
+        commands.write_run_config(tmp_path / "run.toml", {"a": None})  # type: ignore[dict-item]
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_flower_is_missing_the_next_step_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(FlowerMissing, match=r"pip install 'fedshift\[flower\]'"):
+        commands.find("flwr")
+    with pytest.raises(FlowerMissing), Fleet(tmp_path, ["a"]):
+        pass
+
+
+@pytest.mark.flower
+def test_the_environment_is_quiet_and_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", "/elsewhere")
+    monkeypatch.setenv("FLWR_DATABASE", "/elsewhere")
+    out = commands.environment(tmp_path)
+    assert out["FLWR_HOME"] == str(tmp_path)
+    assert "FLWR_DATABASE" not in out
+    assert out["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert out["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert out["PATH"].startswith(str(Path(sys.executable).parent))
+
+
+def test_last_words() -> None:
+    assert commands.last_words("a\n\n\x1b[92mb\x1b[0m  \nc\n\n", lines=2) == "b\nc"
