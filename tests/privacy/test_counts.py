@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedshift.errors import InputError
+from fedshift.privacy.accountant import Accountant
 from fedshift.privacy.counts import Released, Releases, _coin, geometric, release_counts
 from fedshift.privacy.policy import Privacy, Refused
 
@@ -154,6 +155,10 @@ def test_epsilon_is_rounded_down_never_up() -> None:
     assert out.epsilon == 0.123456
     with pytest.raises(InputError, match="at least"):
         release_counts([100], policy=Privacy(epsilon_counts=1e-9))
+    books = Releases()
+    with pytest.raises(InputError, match="at least"):
+        books.answer("labels", "test", [100], policy=Privacy(epsilon_counts=1e-9))
+    assert not books.given
 
 
 def test_a_seed_repeats_and_no_seed_does_not() -> None:
@@ -185,6 +190,17 @@ def test_a_second_table_of_a_law_needs_noise() -> None:
     with pytest.raises(Refused):  # the first had none, so noise comes too late
         books.answer("cells-2", "test", [61, 59], policy=Privacy(epsilon_counts=1.0))
     assert books.answer("cells-2", "train", [61, 59], policy=Privacy()).total == 120
+
+
+def test_a_table_without_noise_is_booked_as_such() -> None:
+    books, account = Releases(), Accountant()
+    ask = [60, 60]
+    books.answer(
+        "labels", "test", ask, policy=Privacy(epsilon_counts=0.5), spent=account.spend_counts
+    )
+    assert account.epsilon(1e-5) == 0.5
+    books.answer("labels", "train", ask, policy=Privacy(), spent=account.spend_counts)
+    assert math.isinf(account.epsilon(1e-5))
 
 
 def test_a_second_table_with_noise_is_paid_for() -> None:

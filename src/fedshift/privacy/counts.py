@@ -9,6 +9,9 @@ on every cell makes its release ε-differentially private. The noise is drawn fr
 alone (Canonne, Kamath and Steinke 2020), so its last digits give nothing away as those of
 floating-point Laplace noise do.
 
+An *estimated* label law (`fedshift.core.label`) is no such table: one row may move all of it.
+For noise, count the classes that a classifier predicts, and estimate from the released counts.
+
 *Differences.* Two answers about the same rows can be subtracted. The same table under two
 thresholds shows the cells between them; cells that differ by a sliver show who is in the sliver.
 A site therefore answers through `Releases`, which repeats its first answer and, without noise,
@@ -215,16 +218,19 @@ class Releases:
         counts, policy, rng
             As in `release_counts`.
         spent : callable, optional
-            Told the ε of a new release with noise, for example `Accountant.spend_counts`.
+            Told the ε of a new release, infinite without noise: `Accountant.spend_counts`.
         """
         told = self.given.get(law, {})
         if what not in told:
             table = _enough(counts, policy)
             self._may_add(law, what, policy)
+            cost = (
+                math.inf if policy.epsilon_counts is None else float(_exact(policy.epsilon_counts))
+            )
             told = self.given.setdefault(law, told)
-            told[what] = None
-            if spent is not None and policy.epsilon_counts is not None:
-                spent(policy.epsilon_counts)
+            told[what] = None  # until it is released
+            if spent is not None:
+                spent(cost)
             told[what] = release_counts(table, policy=policy, rng=rng)
         out = told[what]
         if out is None:
