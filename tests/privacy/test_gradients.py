@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedshift.errors import InputError
 from fedshift.federation.layout import Layout
+from fedshift.learn.models import build
 from fedshift.learn.norm import ClientNorm
 from fedshift.privacy.gradients import private_gradient, row_loss
 
@@ -69,6 +70,26 @@ def test_slow_twin(clip: float, rows: list[int], chunk: int) -> None:
         chunk=chunk,
     )
     expect = slow(model, x, y, w, rows, clip) / 7
+    assert torch.allclose(vector(found), expect, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "linear"])
+def test_own_models(name: str) -> None:
+    """LeNet's convolution on processors has no rule for batches: its rows go in turn."""
+    model = build(name, (1, 12, 12), 4, seed=0).double()
+    x = torch.randn(6, 1, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    _, y, w = batch(6)
+    found = private_gradient(
+        row_loss(model, losses),
+        dict(model.named_parameters()),
+        x,
+        y,
+        w,
+        rows=torch.tensor([0, 1, 2, 2, 4, 5]),
+        clip=0.3,
+        noise=0.0,
+    )
+    expect = slow(model, x, y, w, [0, 1, 2, 2, 4, 5], 0.3) / 6
     assert torch.allclose(vector(found), expect, rtol=1e-9, atol=1e-12)
 
 
