@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -332,16 +333,16 @@ def gaussian_epsilon(curvature: float, delta: float) -> float:
 
 
 def pure_renyi(epsilon: float, orders: Float64Array) -> Float64Array:
-    r"""Largest Rényi divergence of any ε-private release (Bun and Steinke 2016),
+    r"""Largest Rényi divergence of any ε-private release, that of randomised response,
 
-    .. math:: \frac{1}{\alpha - 1} \log \frac{\sinh \alpha\varepsilon - \sinh (\alpha - 1)
-              \varepsilon}{\sinh \varepsilon} .
+    .. math:: \frac{1}{\alpha - 1} \log \frac{\cosh (\alpha - 1/2) \varepsilon}
+                                             {\cosh \varepsilon / 2} .
+
+    (Bun and Steinke 2016, with sinh αε − sinh (α − 1) ε over sinh ε.)
     """
-    a = orders * epsilon
-    # sinh α ε − sinh (α − 1) ε, with e^{α ε} / 2 taken out, is this; all terms are exact in logs
-    top = np.log1p(-np.exp(-epsilon) - np.exp(-2 * a) + np.exp(epsilon - 2 * a))
-    value = (a + top - epsilon - np.log1p(-np.exp(-2 * epsilon))) / (orders - 1)
-    return np.asarray(np.minimum(value, np.minimum(epsilon, orders * epsilon**2 / 2)))
+    a, b = (2 * orders - 1) * epsilon, epsilon
+    rest = np.log1p(np.exp(-a)) - np.log1p(np.exp(-b))  # log cosh u/2 = u/2 + log(1 + e^−u) − log 2
+    return np.asarray(epsilon + rest / (orders - 1))
 
 
 def sampled_renyi(q: float, noise: float, orders: Float64Array) -> Float64Array:
@@ -352,6 +353,7 @@ def sampled_renyi(q: float, noise: float, orders: Float64Array) -> Float64Array:
     return np.asarray((first + (orders - low) * (last - first)) / (orders - 1))
 
 
+@lru_cache(maxsize=4096)
 def _log_moment(order: int, q: float, noise: float) -> float:
     k = np.arange(order + 1)
     choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
+from scipy.stats import nhypergeom, rankdata
 
 from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError
@@ -53,13 +53,22 @@ class Audit:
 
     @property
     def leaks(self) -> bool:
-        """Whether members stand out: surely more than a coin, and by more than a trifle."""
-        return self.low > 0.5 and (self.auc >= 0.55 or self.tpr >= 5 * FALSE)
+        """Whether members stand out, all of them or a few: surely, and by more than a trifle."""
+        many = self.low > 0.5 and self.auc >= 0.55
+        found = round(self.tpr * self.members)
+        # chance of so many members above the same threshold, were all rows alike
+        drawn = nhypergeom(self.members + self.others, self.members, _allowed(self.others) + 1)
+        few = self.tpr >= 5 * FALSE and drawn.sf(found - 1) < 0.01
+        return bool(many or few)
 
     @property
     def status(self) -> str:
         """One line for people."""
-        verdict = "members stand out, do not send" if self.leaks else "members do not stand out"
+        verdict = "members do not stand out"
+        if self.leaks:
+            verdict = "members stand out, do not send"
+        elif self.low > 0.5:
+            verdict = "members stand out a little"
         return (
             f"membership audit by {self.attack}: AUC {self.auc:.3f} ({self.low:.3f} to "
             f"{self.high:.3f}), {self.tpr:.1%} of members found at {FALSE:.0%} false alarms: "
@@ -92,8 +101,7 @@ alarms: members do not stand out
     auc = float(above.mean())
     error = np.sqrt(above.var(ddof=1) / len(a) + under.var(ddof=1) / len(b))
     half = max(1.96 * float(error), 3 / min(len(a), len(b)))
-    allowed = int(FALSE * len(b))
-    threshold = np.sort(b)[::-1][allowed]
+    threshold = np.sort(b)[::-1][_allowed(len(b))]
     return Audit(
         attack=attack,
         auc=auc,
@@ -160,6 +168,10 @@ def fit_audited(
     fit_seed, draw_seed = (int(s) for s in rng.integers(2**31, size=2))
     samples = sampler.fit(members, seed=fit_seed).sample(n, seed=draw_seed)
     return samples, audit(sampler, samples, members, others)
+
+
+def _allowed(others: int) -> int:
+    return int(FALSE * others)
 
 
 def _nearest(rows: Float64Array, made: Float64Array) -> Float64Array:

@@ -9,6 +9,9 @@ on every cell makes its release ε-differentially private. The noise is drawn fr
 alone (Canonne, Kamath and Steinke 2020), so its last digits give nothing away as those of
 floating-point Laplace noise do.
 
+An *estimated* label law (`fedshift.core.label`) is no such table: one row may move all of it.
+For noise, count the classes that a classifier predicts, and estimate from the released counts.
+
 *Differences.* Two answers about the same rows can be subtracted. The same table under two
 thresholds shows the cells between them; cells that differ by a sliver show who is in the sliver.
 A site therefore answers through `Releases`, which repeats its first answer and, without noise,
@@ -138,12 +141,7 @@ def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None
     >>> release_counts([120, 3, 60, 40, 0], policy=Privacy()).counts.tolist()
     [120, 0, 60, 0, 0]
     """
-    table = _checked(np.asarray(counts))
-    if table.sum() < policy.min_rows:
-        raise Refused(
-            f"counts were asked of a law with fewer rows than the {policy.min_rows} this site "
-            "needs to answer; leave the site out, or have its owner lower min_rows"
-        )
+    table = _enough(counts, policy)
     if policy.epsilon_counts is None:
         hidden, epsilon = _hidden(table, policy.min_count), math.inf
     else:
@@ -161,6 +159,16 @@ def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None
     return Released(np.where(hidden, 0, table), hidden, epsilon)
 
 
+def _enough(counts: npt.ArrayLike, policy: Privacy) -> Counts:
+    table = _checked(np.asarray(counts))
+    if table.sum() < policy.min_rows:
+        raise Refused(
+            f"counts were asked of a law with fewer rows than the {policy.min_rows} this site "
+            "needs to answer; leave the site out, or have its owner lower min_rows"
+        )
+    return table
+
+
 def _hidden(table: Counts, least: int) -> npt.NDArray[np.bool_]:
     hidden = table < least
     order = iter(np.argsort(np.where(hidden, np.iinfo(np.int64).max, table), axis=None))
@@ -175,7 +183,8 @@ class Releases:
 
     The same question gets the same answer, noise and all, whatever the policy has become since.
     Another table of the same law is refused unless it has noise, and is then paid for again.
-    A site keeps this on its disk (`to_record`).
+    That no cell could be shown is an answer too: asking on until the noise is kind would undo it.
+    A site keeps this on its disk (`to_record`), and starts anew for other rows only.
 
     Examples
     --------
@@ -186,7 +195,7 @@ class Releases:
     100
     """
 
-    given: dict[str, dict[str, Released]] = field(default_factory=dict)
+    given: dict[str, dict[str, Released | None]] = field(default_factory=dict)
 
     def answer(
         self,
@@ -209,27 +218,42 @@ class Releases:
         counts, policy, rng
             As in `release_counts`.
         spent : callable, optional
-            Told the ε of a new release with noise, for example `Accountant.spend_counts`.
+            Told the ε of a new release, infinite without noise: `Accountant.spend_counts`.
         """
-        told = self.given.setdefault(law, {})
-        if what in told:
-            return told[what]
-        if told and (policy.epsilon_counts is None or _unsure(told)):
+        told = self.given.get(law, {})
+        if what not in told:
+            table = _enough(counts, policy)
+            self._may_add(law, what, policy)
+            cost = (
+                math.inf if policy.epsilon_counts is None else float(_exact(policy.epsilon_counts))
+            )
+            told = self.given.setdefault(law, told)
+            told[what] = None  # until it is released
+            if spent is not None:
+                spent(cost)
+            told[what] = release_counts(table, policy=policy, rng=rng)
+        out = told[what]
+        if out is None:
+            raise Refused(
+                f"{what!r} of law {law!r} was asked before, and no cell could be shown; a second "
+                "try would undo the protection; leave this site out"
+            )
+        return out
+
+    def _may_add(self, law: str, what: str, policy: Privacy) -> None:
+        told = self.given.get(law, {})
+        bare = any(r is None or math.isinf(r.epsilon) for r in told.values())
+        if told and (policy.epsilon_counts is None or bare):
             raise Refused(
                 f"counts of law {law!r} were released before, for {', '.join(sorted(told))}; a "
                 f"second table, {what!r}, could be subtracted from it; use the first, or have "
                 "the site's owner set epsilon_counts before the first release"
             )
-        out = release_counts(counts, policy=policy, rng=rng)
-        if spent is not None and math.isfinite(out.epsilon):
-            spent(out.epsilon)
-        told[what] = out
-        return out
 
     def to_record(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            law: {what: r.to_record() for what, r in told.items()}
+            law: {what: None if r is None else r.to_record() for what, r in told.items()}
             for law, told in self.given.items()
         }
 
@@ -238,14 +262,12 @@ class Releases:
         """What `to_record` wrote."""
         return cls(
             {
-                law: {what: Released.from_record(r) for what, r in told.items()}
+                law: {
+                    what: None if r is None else Released.from_record(r) for what, r in told.items()
+                }
                 for law, told in record.items()
             }
         )
-
-
-def _unsure(told: Mapping[str, Released]) -> bool:
-    return any(math.isinf(r.epsilon) for r in told.values())
 
 
 # -- noise -------------------------------------------------------------------------------------

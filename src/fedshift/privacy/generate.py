@@ -10,6 +10,9 @@ class                       model                            take it for
 Both have ``fit(x, seed=)`` and ``sample(n, seed=)``. Neither is differentially private: a model
 keeps something of the rows it was fitted to. How much shows in `fedshift.privacy.audit`; where a
 promise is needed, stay on rung 2 with noise.
+
+Compare like with like: made rows can be told from real ones, images at a glance. A ratio between
+made test rows and real training rows measures that and not the shift, so make both.
 """
 
 from __future__ import annotations

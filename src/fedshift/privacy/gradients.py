@@ -118,26 +118,60 @@ def private_gradient(
             f"{len(x)}, {len(y)}, {len(coefficient)} and {len(rows)}"
         )
     fixed = {n: t.detach() for n, t in params.items()}
-    gradients = vmap(grad(functional), in_dims=(None, 0, 0, 0))
     distinct, place = torch.unique(rows.to(x.device), return_inverse=True)
-    total = torch.zeros(sum(t.numel() for t in fixed.values()), dtype=torch.float64)
-    total = total.to(x.device)
+    total = {n: torch.zeros_like(t) for n, t in fixed.items()}
     for first in range(0, len(distinct), chunk):
         at = torch.nonzero((place >= first) & (place < first + chunk))[:, 0]
-        found = gradients(fixed, x[at], y[at], coefficient[at])
-        flat = torch.cat([found[n].reshape(len(at), -1) for n in fixed], dim=1).double()
-        own = flat.new_zeros(min(chunk, len(distinct) - first), flat.shape[1])
-        total += _clipped(own.index_add_(0, place[at] - first, flat), clip)
+        found = row_gradients(functional, fixed, x[at], y[at], coefficient[at])
+        if len(at) > min(chunk, len(distinct) - first):
+            found = _merged(found, place[at] - first)
+        for name, part in _clipped_sum(found, clip).items():
+            total[name] += part
     if noise:
-        total += noise * clip * _normal(len(total), generator).to(total.device)
-    return _named(total / (batch_size or len(x)), fixed)
+        size = sum(t.numel() for t in fixed.values())
+        z = torch.split(_normal(size, generator), [t.numel() for t in fixed.values()])
+        for part, t in zip(z, total.values(), strict=True):
+            t += (noise * clip * part).reshape(t.shape).to(t)
+    return {n: t / (batch_size or len(x)) for n, t in total.items()}
 
 
-def _clipped(gradients: Tensor, clip: float) -> Tensor:
-    """Sum of rows (n, P), each made at most `clip` long."""
-    length = gradients.norm(dim=1, keepdim=True)
+def row_gradients(
+    functional: RowLoss, params: dict[str, Tensor], x: Tensor, y: Tensor, coefficient: Tensor
+) -> dict[str, Tensor]:
+    """Gradients of every row, (B, *shape) by name; all at once, or in turn where torch cannot."""
+    try:
+        together = vmap(grad(functional), in_dims=(None, 0, 0, 0))
+        return dict(together(params, x, y, coefficient))
+    except RuntimeError:  # an operation without a rule for batches, as LeNet's on processors
+        rows = [_gradient(functional, params, *row) for row in zip(x, y, coefficient, strict=True)]
+        return {n: torch.stack([g[i] for g in rows]) for i, n in enumerate(params)}
+
+
+def _gradient(functional: RowLoss, params: dict[str, Tensor], *row: Tensor) -> tuple[Tensor, ...]:
+    leaves = {n: t.clone().requires_grad_() for n, t in params.items()}
+    with torch.enable_grad():
+        loss = functional(leaves, *row)
+    return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+
+
+def _merged(gradients: dict[str, Tensor], place: Tensor) -> dict[str, Tensor]:
+    """Gradients of the same row added up."""
+    count = int(place.max()) + 1
+    return {
+        n: g.new_zeros(count, *g.shape[1:]).index_add_(0, place, g) for n, g in gradients.items()
+    }
+
+
+def _clipped_sum(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
+    """Sum of rows (n, *shape), each made at most `clip` long; one that is not finite is nothing."""
+    flat = {n: g.flatten(1) for n, g in gradients.items()}
+    norms = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in flat.values()]
+    length = torch.stack(norms).norm(dim=0)
     scale = (clip / length.clamp_min(1e-300)).clamp_max(1.0)
-    return torch.where(length.isfinite(), gradients * scale, 0.0).sum(dim=0)
+    bad = ~length.isfinite()
+    if bad.any():  # 0 · ∞ would be no number
+        scale, flat = scale.masked_fill(bad, 0), {n: g.nan_to_num(0, 0, 0) for n, g in flat.items()}
+    return {n: (scale.to(g.dtype) @ g).reshape(gradients[n].shape[1:]) for n, g in flat.items()}
 
 
 def _normal(size: int, generator: torch.Generator | None) -> Tensor:
@@ -146,12 +180,4 @@ def _normal(size: int, generator: torch.Generator | None) -> Tensor:
     return torch.randn(size, generator=generator, dtype=torch.float64)
 
 
-def _named(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    parts = torch.split(flat, [t.numel() for t in like.values()])
-    return {
-        n: part.reshape(t.shape).to(t.dtype)
-        for part, (n, t) in zip(parts, like.items(), strict=True)
-    }
-
-
-__all__ = ["RowLoss", "private_gradient", "row_loss", "separate_rows"]
+__all__ = ["RowLoss", "private_gradient", "row_gradients", "row_loss", "separate_rows"]
