@@ -25,6 +25,9 @@ from fedshift.errors import InputError
 #: signals that end a program without a word; during a fleet they raise, so that it can tidy up
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
+#: a command, and the file that shows that it works
+Beside = tuple[list[str], Path]
+
 
 class Fleet:
     """SuperLink and SuperNodes on loopback, as one thing that starts and stops.
@@ -59,6 +62,8 @@ class Fleet:
         Folder of one log a process; `logs` in the folder if not given.
     days
         How long certificates are valid.
+    beside
+        Other processes to keep running, by name: a command, and a file that is there once it works.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Fleet:
         events: Events | None = None,
         logs: Path | None = None,
         days: float = 30.0,
+        beside: Mapping[str, Beside] | None = None,
     ) -> None:
         self.clients = checked_names(clients)
         if not self.clients:
@@ -84,6 +90,7 @@ class Fleet:
         self.port = 0
         self.superlink: Watched
         self.nodes: dict[str, Watched] = {}
+        self.beside = {name: self._beside(name, *what) for name, what in (beside or {}).items()}
         self._days = days
         self._node_config = node_config or {}
         self._guard: subprocess.Popen[bytes] | None = None
@@ -114,6 +121,8 @@ class Fleet:
         DeployError
             If the SuperLink or all nodes cannot be started within `timeout` seconds.
         """
+        for other in self.beside.values():  # first: they have the most to load
+            other.start()
         if self.tls:
             self.keys = make_keys(self.folder / "keys", self.clients, days=self._days)
             self.events.add(f"keys made, valid until {self.keys.until:%Y-%m-%d %H:%M} UTC")
@@ -125,7 +134,8 @@ class Fleet:
             self.nodes[name].start()
         self._thread = threading.Thread(target=self._watch, name="fleet", daemon=True)
         self._thread.start()
-        self.wait(lambda: all(n.settled for n in self.nodes.values()), timeout=timeout)
+        started = (*self.nodes.values(), *self.beside.values())
+        self.wait(lambda: all(w.settled for w in started), timeout=timeout)
         if not any(node.ready for node in self.nodes.values()):
             worst = next(iter(self.nodes.values())).process
             raise DeployError(f"no node was let in:\n{commands.last_words(worst.output())}")
@@ -189,6 +199,16 @@ class Fleet:
         )
         return Watched(process, commands.node_is_ready, self.events)
 
+    def _beside(self, name: str, command: list[str], sign: Path) -> Watched:
+        process = Process(
+            name,
+            command,
+            environment=commands.environment(self.folder / "home"),
+            tag=self.tag,
+            log=self.logs / f"{name}.log",
+        )
+        return Watched(process, lambda _: sign.exists(), self.events, debut=60.0)
+
     def _register(self, public_keys: Iterable[Path]) -> None:
         """Make keys known, two at a time: each is a process that takes a second to load."""
         waiting = list(public_keys)
@@ -219,7 +239,7 @@ class Fleet:
     def _watch(self) -> None:
         while not self._stopping.wait(0.2):
             with self._lock:
-                for watched in (self.superlink, *self.nodes.values()):
+                for watched in self._all():
                     try:
                         watched.step()
                     except DeployError as error:  # it could not even be started
@@ -295,7 +315,8 @@ class Fleet:
         self.events.add("all processes ended")
 
     def _all(self) -> list[Watched]:
-        return [*([self.superlink] if hasattr(self, "superlink") else []), *self.nodes.values()]
+        link = [self.superlink] if hasattr(self, "superlink") else []
+        return [*link, *self.nodes.values(), *self.beside.values()]
 
     def __exit__(
         self,

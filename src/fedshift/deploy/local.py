@@ -15,7 +15,7 @@ from typing import Any
 from fedshift.deploy import commands
 from fedshift.deploy.errors import DeployError
 from fedshift.deploy.events import Events
-from fedshift.deploy.fleet import Fleet
+from fedshift.deploy.fleet import Beside, Fleet
 from fedshift.errors import InputError
 
 #: file that the ServerApp writes, whole, when all is done
@@ -64,6 +64,7 @@ def run_local(
     tls: bool = True,
     run_config: Mapping[str, commands.Scalar] | None = None,
     node_config: Mapping[str, Mapping[str, commands.Scalar]] | None = None,
+    beside: Mapping[str, Beside] | None = None,
     on_line: Lines | None = None,
     on_event: Lines | None = None,
     on_start: Callable[[Fleet], None] | None = None,
@@ -93,6 +94,8 @@ def run_local(
         Overrides settings of the app.
     node_config
         For each client, what its ClientApp reads in `context.node_config`.
+    beside
+        Other processes to keep running; see `Fleet`.
     on_line, on_event
         Called with each line of the ServerApp's log, and with each event.
     on_start
@@ -122,6 +125,7 @@ def run_local(
         node_config=node_config,
         events=events,
         logs=folder / "logs",
+        beside=beside,
     ) as fleet:
         fleet.start()
         start_seconds = events.seconds

@@ -1,0 +1,123 @@
+"""A recipe on Flower's deployment engine, all of it on this machine: what `deploy local` does."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedshift.core.files import write_text
+from fedshift.deploy.agreement import Agreement
+from fedshift.deploy.fleet import Fleet
+from fedshift.deploy.local import Finished, run_local
+from fedshift.errors import InputError
+from fedshift.experiments.spelling import to_toml
+from fedshift.privacy.policy import Privacy
+
+
+def app_folder() -> Path:
+    """The Flower app that comes with fedshift.
+
+    Raises
+    ------
+    InputError
+        If this installation has none.
+    """
+    here = Path(__file__).resolve()
+    for folder in (here.parent / "app", here.parents[3] / "apps" / "flower"):
+        if (folder / "pyproject.toml").exists():
+            return folder
+    raise InputError("this installation of fedshift lacks its Flower app; install it again")
+
+
+def deploy_local(
+    agreement: Agreement,
+    folder: Path | str,
+    *,
+    tls: bool = True,
+    warm: bool = True,
+    privacy: Privacy | None = None,
+    data_dir: str | None = None,
+    on_line: Callable[[str], None] | None = None,
+    on_event: Callable[[str], None] | None = None,
+    on_start: Callable[[Fleet], None] | None = None,
+    timeout: float = 1800.0,
+) -> Finished:
+    """Run an agreement with a SuperLink and a SuperNode a client on loopback, to its record.
+
+    Parameters
+    ----------
+    folder : path
+        ``task.toml``, ``sites/NAME/``, ``record/``, ``logs/`` and ``events.jsonl`` go there. If it
+        holds a run of the same task that was stopped, that one goes on.
+    tls : bool
+        Certificates of an own authority, and a key for every node.
+    warm : bool
+        Keep a worker with data and model loaded beside every node.
+    privacy : Privacy, optional
+        Policy of all sites; the rung the agreement needs by default (never 5).
+    on_line, on_event, on_start, timeout
+        As for `run_local`.
+    """
+    folder = Path(folder).resolve()
+    task = agreement.write(folder / "task.toml")
+    names = agreement.job.clients
+    policy = Privacy(rung=agreement.job.rung) if privacy is None else privacy
+    sockets = Path(tempfile.mkdtemp(prefix="fedshift-"))  # short: a socket's path has 107 bytes
+    try:
+        sites = {}
+        for number, name in enumerate(names):
+            socket = sockets / f"{number}.sock" if warm else None
+            sites[name] = write_site(
+                folder / "sites" / name, name, task, socket, policy, data_dir=data_dir
+            )
+        beside = {
+            f"worker {name}": (
+                [sys.executable, "-m", "fedshift.deploy.serve", str(sites[name])],
+                sockets / f"{number}.sock",
+            )
+            for number, name in enumerate(names)
+        }
+        return run_local(
+            app_folder(),
+            clients=names,
+            folder=folder,
+            tls=tls,
+            run_config={"task": str(task)},
+            node_config={name: {"site": str(path)} for name, path in sites.items()},
+            beside=beside if warm else None,
+            on_line=on_line,
+            on_event=on_event,
+            on_start=on_start,
+            timeout=timeout,
+        )
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+def write_site(
+    folder: Path,
+    name: str,
+    task: Path,
+    socket: Path | None,
+    policy: Privacy,
+    *,
+    data_dir: str | None = None,
+) -> Path:
+    """The file of a simulated site, in a folder of its own."""
+    table: dict[str, Any] = {
+        "client": name,
+        "task": str(task),
+        "state": str(folder / "state"),
+        "rows": "recipe",
+        **({} if socket is None else {"socket": str(socket)}),
+        **({} if data_dir is None else {"data-dir": str(Path(data_dir).resolve())}),
+        "privacy": {
+            n: v for n in policy.__dataclass_fields__ if (v := getattr(policy, n)) is not None
+        },
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_text(folder / "site.toml", to_toml(table))
