@@ -22,6 +22,8 @@ from fedshift.federation.marginals import balanced, folds_of
 from fedshift.federation.task import Task
 from fedshift.federation.weigh import LABELLED, log_ratios, make_estimator, weights_of
 from fedshift.learn.evaluate import predict
+from fedshift.privacy.generate import GaussianMixtureSampler
+from fedshift.privacy.vae import VAESampler
 
 IntArray = npt.NDArray[np.int64]
 
@@ -145,12 +147,25 @@ class Labels:
         return np.asarray(table[self.data.y])
 
 
+def sampler_of(job: Job) -> Any:
+    """A model to make up rows with: a mixture for tables, a small autoencoder for images."""
+    return GaussianMixtureSampler() if len(job.shape) == 1 else VAESampler()
+
+
 def pooled_log_ratio(job: Job, data: ClientData, pool: Any, laws: int) -> Float64Array:
-    """At the training rows, from a shuffled pool with as many rows of each of `laws` test laws."""
+    """At the training rows, from a shuffled pool with as many rows of each of `laws` test laws.
+
+    Made-up rows are easily told from real ones. Where the pool is made up, the source is so too,
+    by a sampler of the same kind fitted to the training rows, and what sets both apart cancels.
+    """
+    source = data.x
+    if job.ratio.kind == "generated":
+        fitted_sampler = sampler_of(job).fit(data.x, seed=job.seed)
+        source = fitted_sampler.sample(max(len(data.x), job.ratio.quota), seed=job.seed)
     made = make_estimator(job.ratio.estimator, seed=job.seed)
     extra = {"source_labels": data.y} if type(made).__name__ in LABELLED else {}
-    fitted = clone(made).fit(source=data.x, target=pool, **extra)
-    seen = getattr(fitted, "source_log_ratio_", None)
+    fitted = clone(made).fit(source=source, target=pool, **extra)
+    seen = None if source is not data.x else getattr(fitted, "source_log_ratio_", None)
     found = fitted.log_ratio(data.x) if seen is None else seen
     return np.asarray(np.asarray(found, dtype=np.float64) + np.log(laws))
 

@@ -34,6 +34,7 @@ from fedshift.federation.ratios import (
     local_log_ratio,
     models_of,
     pooled_log_ratio,
+    sampler_of,
     site_weights,
 )
 from fedshift.federation.reference import BY_CLIENT
@@ -43,9 +44,7 @@ from fedshift.privacy.accountant import Accountant
 from fedshift.privacy.audit import fit_audited
 from fedshift.privacy.bins import bound_from_counts
 from fedshift.privacy.counts import Released, Releases
-from fedshift.privacy.generate import GaussianMixtureSampler
 from fedshift.privacy.policy import Privacy, Refused
-from fedshift.privacy.vae import VAESampler
 
 #: rounds whose memory a site keeps: a server that resumes may ask for an earlier one again
 KEPT = 3
@@ -228,6 +227,11 @@ class Site:
     def _law(self, message: Message) -> Answer:
         """The estimated test label law, as counts: small cells are hidden, noise if asked for."""
         self.privacy.check("label_marginals", rows=len(self.data.test_x))
+        if self.privacy.epsilon_counts is not None:  # one row may move an estimate by more than 1
+            raise Refused(
+                "this site gives counts with noise only, and an estimated label law is no count; "
+                "take ratio kind 'multi-source', whose gradients can have noise"
+            )
         theta = message.array("theta", (self.job.classes + 1,)).astype(np.float64)
         law = self._reader().test_law(theta)
         counts = np.round(law * len(self.data.test_x)).astype(np.int64)
@@ -306,8 +310,7 @@ class Site:
             return {"rows": rows}, {"raw": len(rows)}
         if kind == "generated":
             self.privacy.check("generated_samples", rows=len(self.data.test_x))
-            tables = len(self.job.shape) == 1
-            sampler = GaussianMixtureSampler() if tables else VAESampler()
+            sampler = sampler_of(self.job)
             rows, audits = fit_audited(sampler, self.data.test_x, quota, seed=self.job.seed)
             said = " ".join(a.status for a in audits)
             if any(a.leaks for a in audits):
