@@ -106,7 +106,7 @@ class Result:
 
 def plain(log_ratio: Array, laws: int) -> Weights:
     """Weights with no limit but that of floating point."""
-    return Weighting()(np.minimum(log_ratio, 80.0), laws=laws)
+    return Weighting()(np.clip(log_ratio, -80.0, 80.0), laws=laws)
 
 
 def trained(
