@@ -60,9 +60,19 @@ FALL = 0.01
 NOBODY = "no attacker"
 #: shown without a bar: clipping bounds the length of an update, not its direction
 TURNED = "gradients × −1000"
+INFLATED = {"gradients × 1000": INFLATION, TURNED: -INFLATION}
 #: of the ratio in the route of rows
 RIDGE = 1e-4
 RATIO, POOL, ROBUST = RatioDefence(), PoolDefence(bounds=(0.0, 1.0)), Robust()
+#: other servers, for comparison
+RULES = {
+    "clip at 1 median": Robust(multiple=1.0),
+    "clip at 2 medians": Robust(multiple=2.0),
+    "trimmed mean": Robust(rule="trimmed-mean"),
+    "median": Robust(rule="median"),
+    "multi-krum": Robust(rule="multi-krum"),
+    "krum": Robust(rule="krum"),
+}
 
 
 @dataclass(frozen=True)
@@ -176,8 +186,7 @@ def by_gradients(
     attacks |= {
         n: (make(federation, np.random.default_rng(seed)), 1.0) for n, make in POOLS.items()
     }
-    attacks["gradients × 1000"] = (bad.test_x, INFLATION)
-    attacks[TURNED] = (bad.test_x, -INFLATION)
+    attacks |= {name: (bad.test_x, inflation) for name, inflation in INFLATED.items()}
     for attack, (rows, inflation) in attacks.items():
         told = Federation((*federation.clients[:-1], replace(bad, test_x=rows)))
         for defended in (False, True):
@@ -273,7 +282,10 @@ def by_labels(
 def by_truth(
     setting: Setting, federation: Federation, seed: int
 ) -> Iterator[tuple[str, str, Result]]:
-    """What an estimator that makes no error would say: the sharpest aim there is."""
+    """What an estimator that makes no error would say: the sharpest aim there is.
+
+    And gradients multiplied in training alone, against servers that clip otherwise.
+    """
     names = [c.name for c in federation]
     truth = {c.name: {n: federation.exact_log_ratio(c.name, n) for n in names} for c in federation}
     for attack in (NOBODY, "aimed at one record"):
@@ -298,9 +310,33 @@ def by_truth(
                     weights[c.name] = plain(s, len(names))
             got = trained(setting, federation, weights, seed, robust=ROBUST if defended else None)
             yield attack, _server(defended), replace(got, note="; ".join(sorted(notes)))
+    exact = {c.name: plain(federation.exact_log_ratio(c.name), len(names)) for c in federation}
+    for attack, inflation in INFLATED.items():
+        got = trained(setting, federation, exact, seed, inflation=inflation)
+        yield attack, "undefended", got
+        got = trained(setting, federation, exact, seed, inflation=inflation, robust=ROBUST)
+        yield attack, "defended", got
 
 
-ROUTES = {"rows": by_rows, "gradients": by_gradients, "labels": by_labels, "truth": by_truth}
+def by_rule(
+    setting: Setting, federation: Federation, seed: int
+) -> Iterator[tuple[str, str, Result]]:
+    """Exact ratios and every other way to combine updates: what it costs, what it saves."""
+    names = [c.name for c in federation]
+    exact = {c.name: plain(federation.exact_log_ratio(c.name), len(names)) for c in federation}
+    for attack, inflation in {NOBODY: 1.0, **INFLATED}.items():
+        for server, robust in RULES.items():
+            got = trained(setting, federation, exact, seed, inflation=inflation, robust=robust)
+            yield attack, server, got
+
+
+ROUTES = {
+    "rows": by_rows,
+    "gradients": by_gradients,
+    "labels": by_labels,
+    "truth": by_truth,
+    "rules": by_rule,
+}
 
 
 def _server(defended: bool) -> str:
@@ -380,6 +416,14 @@ def show(lines: list[dict[str, Any]], name: str) -> None:
         print(f"  {line['route']:10}{line['attack']:24}{cells[0]:34}{cells[1]}")
 
 
+def compared(results: dict[tuple[str, str], list[Result]]) -> list[dict[str, Any]]:
+    """Mean accuracy of every rule under every attack."""
+    return [
+        {"attack": attack, "rule": rule, "accuracy": interval([r.accuracy for r in found])[0]}
+        for (attack, rule), found in results.items()
+    ]
+
+
 def bars(lines: list[dict[str, Any]], name: str) -> Iterator[Bar]:
     """Accuracy and effective sample size of every attack, defended."""
     for line in lines:
@@ -411,30 +455,36 @@ def main() -> int:
     parser.add_argument("--data", nargs="*", choices=list(SETTINGS), default=["digits"])
     parser.add_argument("--seeds", type=int, help="of each data set")
     parser.add_argument("--keep", type=Path, help="folder of what is done, for a run that goes on")
-    parser.add_argument("--routes", nargs="*", choices=list(ROUTES), default=list(ROUTES))
+    parser.add_argument("--routes", nargs="*", choices=list(ROUTES), default=None)
     args = parser.parse_args()
+    args.routes = args.routes or [r for r in ROUTES if r not in SLOW or not args.quick]
     torch.set_num_threads(1)
     defence = {"robust": repr(ROBUST), "ratio": repr(RATIO), "pool": repr(POOL)}
     record: dict[str, Any] = {"defence": defence}
     judged: list[Bar] = []
     for name in args.data:
         begin, setting = time.perf_counter(), SETTINGS[name]
-        seeds = range(args.seeds or (2 if args.quick else 10 if name == "digits" else 3))
+        seeds = range(args.seeds or (2 if args.quick else 6 if name == "digits" else 3))
         results: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
+        rules: dict[tuple[str, str], list[Result]] = defaultdict(list)
         for seed, route in itertools.product(seeds, args.routes):
             for attack, server, got in measured(setting, route, seed, args.keep):
-                results[route, attack, server].append(got)
-        lines = summary(results)
+                if route == "rules":
+                    rules[attack, server].append(got)
+                else:
+                    results[route, attack, server].append(got)
+        lines, others = summary(results), compared(rules)
         near = honest_range(setting, seeds)
         show(lines, name)
-        print(
-            "  honest pools, as multiples of the others' median: "
-            + ", ".join(f"{n} {low:.2f} to {high:.2f}" for n, (low, high) in near.items())
-        )
+        for line in others:
+            print(f"  {line['rule']:20}{line['attack']:24}{line['accuracy']:.3f}")
+        spans = (f"{n} {low:.2f} to {high:.2f}" for n, (low, high) in near.items())
+        print(f"  honest pools, against the others' median: {', '.join(spans)}")
         judged += bars(lines, name)
         record[name] = {
             "setting": repr(setting),
             "lines": lines,
+            "rules": others,
             "honest_pools": near,
             "seconds": time.perf_counter() - begin,
         }
