@@ -337,6 +337,8 @@ ROUTES = {
     "truth": by_truth,
     "rules": by_rule,
 }
+#: left out by --quick
+SLOW = ("truth", "rules")
 
 
 def _server(defended: bool) -> str:
