@@ -250,15 +250,18 @@ class Site:
         return {"law": law / law.sum()}, {}
 
     def _laws(self, message: Message) -> Answer:
-        """Weights from the test label laws' sum, or from the site's own law, which stays here."""
+        """Weights from all test label laws, or from the site's own law, which stays here."""
         reader = self._reader()
         goal = self.job.goal.goal(self.data.name)
         if goal is None:
             return self._weigh(None)
         if goal == "own":
             theta = message.array("theta", (self.job.classes + 1,)).astype(np.float64)
-            return self._weigh(reader.log_ratio(reader.test_law(theta)))
-        return self._weigh(reader.log_ratio(message.array("law", (self.job.classes,))))
+            return self._weigh(reader.log_ratio(reader.test_law(theta)[None]))
+        laws = message.array("laws")
+        if laws.ndim != 2 or laws.shape[1] != self.job.classes or not len(laws):
+            raise MessageError(f"laws must have {self.job.classes} classes; got {laws.shape}")
+        return self._weigh(reader.log_ratio(laws))
 
     def _cells(self, message: Message) -> Answer:
         """How many of the site's test rows lie in cells along each client's log ratio, (K, M)."""
