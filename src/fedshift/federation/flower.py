@@ -278,13 +278,18 @@ class FlowerGrid:
             )
             for node in nodes
         ]
-        for envelope in self._grid.send_and_receive(asked, timeout=min(deadline, 60.0)):
-            if envelope.has_error():
-                continue
-            said = envelope.content.get("who")
-            name = said.get("client") if isinstance(said, ConfigRecord) else None
-            if isinstance(name, str):
-                self._names[envelope.metadata.src_node_id] = name
+        # not send_and_receive, which looks every three seconds
+        open_ = set(filter(None, self._grid.push_messages(asked)))
+        end = time.monotonic() + min(deadline, 60.0)
+        while open_ and time.monotonic() < end:
+            for envelope in self._grid.pull_messages(list(open_)):
+                open_.discard(envelope.metadata.reply_to_message_id)
+                said = None if envelope.has_error() else envelope.content.get("who")
+                name = said.get("client") if isinstance(said, ConfigRecord) else None
+                if isinstance(name, str):
+                    self._names[envelope.metadata.src_node_id] = name
+            if open_:
+                time.sleep(POLL)
 
 
 def _opened(envelope: Envelope) -> Message | str:
