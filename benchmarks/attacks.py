@@ -100,7 +100,7 @@ class Setting:
 SETTINGS = {
     "digits": Setting("digits", (90, 3), (55, 3), "linear", 500, 0.01, "mlp", 150, 3e-3),
     "fashion-mnist": Setting(
-        "fashion-mnist", (1500, 34), (400, 5), "lenet", 1000, 1e-3, "lenet", 1000, 1e-3
+        "fashion-mnist", (1000, 20), (300, 3), "lenet", 500, 1e-3, "lenet", 400, 1e-3
     ),
 }
 
@@ -470,6 +470,8 @@ def main() -> int:
         results: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
         rules: dict[tuple[str, str], list[Result]] = defaultdict(list)
         for seed, route in itertools.product(seeds, args.routes):
+            if route == "rules" and seed not in seeds[:3]:
+                continue
             for attack, server, got in measured(setting, route, seed, args.keep):
                 if route == "rules":
                     rules[attack, server].append(got)

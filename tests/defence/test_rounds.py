@@ -1,4 +1,4 @@
-"""Rounds of real clients through `combine`: nothing changes for honest ones, little for one liar."""
+"""Rounds of real clients through `combine`: the same for honest ones, survived with a liar."""
 
 from __future__ import annotations
 
