@@ -46,6 +46,7 @@ class Robust:
     clip : "median", float or None
         Longest update allowed: a multiple of this round's median length, a length, or no limit.
         The median of an even number is the lower one, so that one of two clients cannot move it.
+        Where most updates are 0 so is the limit, and the round makes no step.
     multiple : float
         Of the median, with ``clip="median"``.
     trim : float
