@@ -283,7 +283,7 @@ class Coordinator:
             asked: dict[str, Ask] = {n: ({}, {"what": "rows"}) for n in self.job.clients}
             limit = quota * 8 * math.prod(self.job.shape) + 4096
             told = self._ask("query.share", 0, asked, limit=limit)
-            rows = self._understood(told, lambda m: m.array("rows"))
+            rows = self._understood(told, lambda m: _pool(m, self.job))
             self._enough("the pool", rows)
             for name, message in told.items():
                 if name in rows and self.job.ratio.kind == "raw":
@@ -660,6 +660,15 @@ def _law(message: Message, classes: int) -> list[float]:
         raise MessageError("a label law has shares that sum to one")
     out: list[float] = (law / law.sum()).tolist()
     return out
+
+
+def _pool(message: Message, job: Job) -> Array:
+    rows = message.array("rows")
+    if rows.shape[1:] != job.shape or not 1 <= len(rows) <= job.ratio.quota:
+        raise MessageError(
+            f"a pool has 1 to {job.ratio.quota} rows of shape {job.shape}; got {rows.shape}"
+        )
+    return rows
 
 
 def _score(message: Message, job: Job) -> ClientScore:
