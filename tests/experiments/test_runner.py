@@ -33,7 +33,7 @@ from fedshift.experiments import records, runner, shifts
 from fedshift.experiments.recipe import Recipe, recipes
 from fedshift.experiments.records import Record, collect, read_history
 from fedshift.experiments.study import load_any
-from fedshift.federation.plan import FedSGD
+from fedshift.federation.plan import FedAvg, FedSGD
 from fedshift.workflow import Outcome, Settings
 from fedshift.workflow import run as run_workflow
 
@@ -429,7 +429,9 @@ def kill_at_random(folder: Path, kills: int = 8) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [n for n in recipes() if n.startswith("smoke/")])
 def test_smoke_recipe_runs(name: str, tmp_path: Path) -> None:
     recipe = Recipe.load(name).changed(["seeds=[0]"])
-    changes = [f"plan.{'rounds' if 'fedavg' in name else 'iterations'}=4"]
+    changes = [f"plan.{'rounds' if isinstance(recipe.plan, FedAvg) else 'iterations'}=4"]
+    if name == "smoke/flower":
+        changes.append("method.FTW.ratio={kind='multi-source', folds=1, max_epochs=2}")
     if name == "smoke/digits":
         changes.append("method.FTW-multi-source.ratio={kind='multi-source', folds=1, max_epochs=2}")
     results, _ = run(recipe.changed(changes), tmp_path)

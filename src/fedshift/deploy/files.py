@@ -49,9 +49,11 @@ def read_site(path: Path | str) -> dict[str, Any]:
     unknown = sorted(set(table) - set(_KNOWN))
     if unknown:
         raise InputError(f"{path}: unknown key {unknown[0]!r}; known are {', '.join(_KNOWN)}")
-    for name in ("client", "task", "state", "rows"):
-        if not isinstance(table.get(name), str):
+    for name in ("client", "task", "state", "rows", "socket", "data-dir"):
+        if not isinstance(table.get(name, "" if name in ("socket", "data-dir") else None), str):
             raise InputError(f"{path}: {name} must be text; got {table.get(name)!r}")
+    if not isinstance(table.get("privacy", {}), Mapping):
+        raise InputError(f"{path}: privacy must be a table; got {table['privacy']!r}")
     for name in ("task", "state", "socket", "rows", "data-dir"):
         if name in table and table[name] != "recipe":
             table[name] = str(path.parent / table[name])

@@ -55,7 +55,6 @@ def aggregate(
     plan, who = task.plan, np.asarray(who, dtype=np.int64)
     asked = who if asked is None else np.asarray(asked, dtype=np.int64)
     normaliser = task.normaliser if normaliser is None else normaliser
-    names = [task.names[k] for k in who]
     updates = [r.update for r in replies]
     if isinstance(plan, FedAvg):
         part = task.share[who] * normaliser[who]
@@ -64,14 +63,16 @@ def aggregate(
         part = task.share[who] * task.scale
         if len(asked) > len(who):
             part = part * (task.share[asked].sum() / max(task.share[who].sum(), 1e-300))
-    report = None
+    report, kept = None, list(range(len(who)))
     if robust is None or not part.any():
         update = sum_of(part, updates)
-    else:
-        update, report = combine(updates, part, robust, names=names)
+    else:  # who has no part in the update still has one in the statistics
+        heard = [i for i in kept if part[i] > 0]
+        names = [task.names[who[i]] for i in heard]
+        update, report = combine([updates[i] for i in heard], part[heard], robust, names=names)
+        gone = report.left_out
+        kept = [i for i in kept if task.names[who[i]] not in gone]
     server_step(task, tensors, -update if isinstance(plan, FedAvg) else update)
-    gone = {} if report is None else report.left_out
-    kept = [i for i, name in enumerate(names) if name not in gone]
     if replies[0].stats is not None:
         shares = stat_shares(task.share[who[kept]])
         stats = torch.stack([s for i in kept if (s := replies[i].stats) is not None])

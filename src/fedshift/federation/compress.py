@@ -48,6 +48,7 @@ def compress(
     u = draw.uniform(draw.key(seed, "qsgd", client), number, np.arange(len(vector)))
     scaled = vector.abs() / length * scheme.levels
     steps = torch.floor(scaled + torch.as_tensor(u, dtype=vector.dtype, device=vector.device))
+    steps = steps.clamp(max=scheme.levels)  # in short numbers u may round up to one
     return vector.sign() * steps * (length / scheme.levels), None
 
 
@@ -81,26 +82,36 @@ def unpack(scheme: Compression | None, arrays: Mapping[str, Array], size: int) -
     ValueError
         If arrays are missing, of another shape, or point outside the vector.
     """
-    update = torch.tensor(arrays["update"])
+    update = torch.tensor(_vector(arrays, "update", "f"))
     if scheme is None:
         return update
     if isinstance(scheme, TopK):
-        at = arrays["at"].astype(np.int64)
-        if at.shape != tuple(update.shape) or len(at) > _count(scheme, size):
+        at = _vector(arrays, "at", "u").astype(np.int64)
+        if len(at) != len(update) or len(at) > _count(scheme, size):
             raise ValueError(f"{len(at)} places for {len(update)} numbers")
         if len(at) and (at.max() >= size or len(np.unique(at)) < len(at)):
             raise ValueError(f"places must be different and below {size}")
         out = torch.zeros(size, dtype=update.dtype)
         out[torch.as_tensor(at)] = update
         return out
-    width = _bits(scheme)
-    if len(update) != 1 or len(arrays["bits"]) != math.ceil(size * width / 8):
-        raise ValueError(f"{len(arrays['bits'])} bytes for {size} numbers of {width} bits")
-    bits = np.unpackbits(arrays["bits"])[: size * width].reshape(size, width)
+    width, packed = _bits(scheme), _vector(arrays, "bits", "u")
+    if len(update) != 1 or len(packed) != math.ceil(size * width / 8) or packed.itemsize != 1:
+        raise ValueError(f"{len(packed)} bytes for {size} numbers of {width} bits")
+    bits = np.unpackbits(packed)[: size * width].reshape(size, width)
     whole = (bits.astype(np.int64) << np.arange(width)).sum(axis=1) - scheme.levels
     if np.abs(whole).max(initial=0) > scheme.levels:
         raise ValueError(f"levels above {scheme.levels}")
     return torch.as_tensor(whole).to(update.dtype) * update
+
+
+def _vector(arrays: Mapping[str, Array], name: str, kind: str) -> Array:
+    """An array with one axis, of a kind of number: "f" float, "u" unsigned."""
+    if name not in arrays:
+        raise ValueError(f"array {name!r} is missing")
+    a = arrays[name]
+    if a.ndim != 1 or a.dtype.kind != kind:
+        raise ValueError(f"array {name!r} has shape {a.shape} and type {a.dtype}")
+    return a
 
 
 def _bits(scheme: QSGD) -> int:

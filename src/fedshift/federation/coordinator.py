@@ -12,11 +12,13 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 
 from fedshift.core.files import atomic_path, write_text
@@ -35,10 +37,12 @@ from fedshift.federation.ledger import Ledger
 from fedshift.federation.messages import Array, Expected, Fact, Header, Message, MessageError
 from fedshift.federation.reference import BY_CLIENT
 from fedshift.federation.task import State, Task, follow
-from fedshift.learn.evaluate import Evaluation
+from fedshift.learn.evaluate import ClientScore, Evaluation
 
 #: longest update taken from anybody, before robust rules look at it
 HUGE = 1e8
+#: largest mean weight believed, in test laws; of true ratios it is 1 at most
+MOST = 2.0
 #: Newton steps of a calibration by all, at most
 CALIBRATIONS = 12
 #: cuts of log ratios for a bound from counts
@@ -57,6 +61,7 @@ class Grid(Protocol):
         """Send each client its question; give answers back as they come, until the deadline."""
 
 
+T = TypeVar("T")
 #: a client and its answer, or why there is none
 Answered = tuple[str, Message | str]
 
@@ -165,7 +170,10 @@ class Coordinator:
         def again(names: list[str]) -> None:
             if not names:
                 return
-            questions = {n: (ask(n)[0], {"what": what, **ask(n)[1]}) for n in names}
+            questions = {}
+            for name in names:
+                arrays, facts = ask(name)
+                questions[name] = (arrays, {"what": what, **facts})
             for name, answer in self._ask("query.share", 0, questions, limit=4096).items():
                 self._weighed(name, answer)
 
@@ -188,11 +196,7 @@ class Coordinator:
         if not path.exists():
             asked: dict[str, Ask] = {n: ({"edges": EDGES}, {"what": "cells"}) for n in everyone}
             told = self._ask("query.share", 0, asked, limit=1_000_000)
-            shape = (len(everyone), len(EDGES) + 1)
-            tables = {
-                n: [m.array(a, shape, "i").tolist() for a in ("counts", "hidden")]
-                for n, m in told.items()
-            }
+            tables = self._understood(told, lambda m: _cells(m, len(everyone)))
             write_text(path, json.dumps(tables))
         tables = json.loads(path.read_text(encoding="utf-8"))
 
@@ -240,10 +244,9 @@ class Coordinator:
     def _calibrate(self, names: list[str]) -> Float64Array:
         asked: dict[str, Ask] = {n: ({}, {"what": "presence"}) for n in names}
         count = self.job.classes
-        present = self._ask("query.share", 0, asked, limit=4096)
-        having = sum(
-            (m.array("presence", (count,), "i") > 0 for m in present.values()), np.zeros(count)
-        )
+        told = self._ask("query.share", 0, asked, limit=4096)
+        present = self._understood(told, lambda m: m.array("presence", (count,), "i") > 0)
+        having = sum(present.values(), np.zeros(count))
         theta = np.concatenate([[1.0], np.zeros(count)])
         for number in range(CALIBRATIONS):
             told = self._ask(
@@ -252,14 +255,10 @@ class Coordinator:
                 {n: ({"theta": theta, "having": having}, {"what": "calibrate"}) for n in present},
                 limit=16 * (count + 2) ** 2,
             )
-            slope = sum(
-                (m.array("slope", (count + 1,)) for m in told.values()), np.zeros(count + 1)
-            )
-            curve = sum(
-                (m.array("curve", (count + 1, count + 1)) for m in told.values()),
-                np.zeros((count + 1, count + 1)),
-            )
-            new = newton(theta, slope, curve)
+            sums = self._understood(told, lambda m: _sums(m, count + 1))
+            self._enough("the calibration", sums)
+            slope, curve = (sum(sums[n][i] for n in sorted(sums)) for i in (0, 1))
+            new = newton(theta, np.asarray(slope), np.asarray(curve))
             moved, theta = float(np.abs(new - theta).max()), new
             self._tell({"phase": "calibrate", "round": number, "moved": moved})
             if moved < 1e-6:
@@ -271,15 +270,11 @@ class Coordinator:
         wanted = self.job.goal
         needed = [n for n in names if wanted.kind == "ftw" or n == wanted.client]
         asked: dict[str, Ask] = {n: ({"theta": theta}, {"what": "law"}) for n in needed}
-        told = self._ask("query.share", 0, asked, limit=4096) if asked else {}
-        laws = {}
-        for name, message in told.items():
-            law = message.arrays.get("law")
-            why = check_law(law, self.job.classes)
-            if why is not None or law is None:
-                self._drop(name, "query.share", 0, f"its label law has {why}")
-                continue
-            laws[name] = law.tolist()
+        if not asked:
+            return {"theta": theta.tolist(), "laws": {}}
+        told = self._ask("query.share", 0, asked, limit=4096)
+        laws = self._understood(told, lambda m: _law(m, self.job.classes))
+        self._enough("the test label laws", laws, 1 if wanted.client else None)
         return {"theta": theta.tolist(), "laws": laws}
 
     def _by_pool(self) -> Callable[[list[str]], None]:
@@ -290,11 +285,11 @@ class Coordinator:
             asked: dict[str, Ask] = {n: ({}, {"what": "rows"}) for n in self.job.clients}
             limit = quota * 8 * math.prod(self.job.shape) + 4096
             told = self._ask("query.share", 0, asked, limit=limit)
-            rows = {}
+            rows = self._understood(told, lambda m: _pool(m, self.job))
+            self._enough("the pool", rows)
             for name, message in told.items():
-                rows[name] = message.arrays["rows"]
-                if "raw" in message.facts:
-                    self.ledger.add(name, "query.share", rows=int(message.fact("raw", int)))
+                if name in rows and self.job.ratio.kind == "raw":
+                    self.ledger.add(name, "query.share", rows=len(rows[name]))
                 if "audit" in message.facts:
                     self._note("audit", client=name, why=str(message.facts["audit"]))
             cleaned, report = clean_pool(rows, self._defence)
@@ -306,11 +301,33 @@ class Coordinator:
             with atomic_path(path) as temporary:
                 parts = {"pool": torch.as_tensor(pool), "laws": count}
                 temporary.write_bytes(to_safetensors(parts))
-        from safetensors.torch import load_file
-
         kept = load_file(str(path))
         pool, laws = kept["pool"].numpy(), int(kept["laws"])
         return self._share_with("pool", lambda _: ({"pool": pool}, {"laws": laws}))
+
+    def _understood(
+        self, told: Mapping[str, Message], read: Callable[[Message], T]
+    ) -> dict[str, T]:
+        """What can be read of answers; whose cannot be is left out."""
+        out = {}
+        for name, message in told.items():
+            try:
+                out[name] = read(message)
+            except (ValueError, TypeError, KeyError) as error:
+                head = message.header
+                self._drop(name, head.phase, head.round, f"its answer cannot be used: {error}")
+        return out
+
+    def _enough(self, what: str, told: Mapping[str, Any], least: int | None = None) -> None:
+        """Raise where too few told what all need."""
+        count = len(self.job.clients)
+        least = min(self.job.minimum or math.ceil(count / 2), count) if least is None else least
+        if len(told) < least:
+            raise TooFewAnswers(
+                f"{what}: {len(told)} of {count} sites gave an answer that can be used, {least} "
+                "are needed; see events.jsonl for the reasons; what is done is kept, start the "
+                "run again when the sites are back"
+            )
 
     # -- rounds --------------------------------------------------------------------------------
 
@@ -323,7 +340,11 @@ class Coordinator:
             states = [_begin(task) for task in tasks]
         else:
             states = _split(found[0], stage.folds)
-            self._note("resume", phase=stage.phase, round=states[0].round)
+            done = states[0].round  # the last round told may be one that was not kept
+            self.history = [
+                h for h in self.history if h["phase"] != stage.phase or h["round"] <= done
+            ]
+            self._note("resume", phase=stage.phase, round=done)
         for number in range(states[0].round, stage.plan.n_rounds):
             line = self._round(stage, tasks, states, number, again)
             self.history.append(line)
@@ -347,15 +368,14 @@ class Coordinator:
         names = sorted(replies, key=self.job.clients.index)  # sums must not depend on arrival
         at = [self.job.clients.index(n) for n in names]
         asked = [self.job.clients.index(n) for n in who]
-        normaliser = self._normaliser(stage, names)
         clipped: set[str] = set()
         for j, (task, state) in enumerate(zip(tasks, states, strict=True)):
             report = aggregate(
                 task,
                 state.tensors,
                 at,
-                [replies[n][0][j] for n in names],
-                normaliser=normaliser,
+                [replies[n].replies[j] for n in names],
+                normaliser=self._normaliser(stage, replies, j),
                 asked=asked,
                 robust=self.job.robust,
             )
@@ -365,7 +385,7 @@ class Coordinator:
                 clipped |= set(report.clipped)
                 for name, why in report.left_out.items():
                     self._drop(name, stage.phase, number, why)
-        losses = [x for n in names for x in replies[n][1]]
+        losses = [x for n in names for x in replies[n].losses]
         line = {
             "phase": stage.phase,
             "round": number + 1,
@@ -377,12 +397,15 @@ class Coordinator:
         }
         return line
 
-    def _normaliser(self, stage: Stage, names: list[str]) -> Float64Array:
+    def _normaliser(self, stage: Stage, heard: Mapping[str, Heard], fold: int) -> Float64Array:
         """N_k of everybody: what the sites said their mean weight is."""
         out = np.ones(len(self.job.clients))
         plan: Any = stage.plan
-        if stage.name == "model" and getattr(plan, "normalise", "none") == "self":
-            for name, mean in self.mean_weight.items():
+        if getattr(plan, "normalise", "none") == "self":
+            told = self.mean_weight
+            if stage.name == "ratio":
+                told = {n: h.parts[fold] for n, h in heard.items()}
+            for name, mean in told.items():
                 out[self.job.clients.index(name)] = mean
         return out
 
@@ -394,11 +417,11 @@ class Coordinator:
         who: list[str],
         sent: Mapping[str, Array],
         again: Callable[[list[str]], None] | None,
-    ) -> dict[str, tuple[list[Reply], list[float]]]:
+    ) -> dict[str, Heard]:
         """Answers that can be used; asked again if they are too few."""
         least = min(self.job.minimum or math.ceil(len(who) / 2), len(who))
         least = min(max(least, self.job.robust.least), len(who))
-        out: dict[str, tuple[list[Reply], list[float]]] = {}
+        out: dict[str, Heard] = {}
         for attempt in range(self.job.tries):
             missing = [n for n in who if n not in out]
             if again is not None:
@@ -406,11 +429,7 @@ class Coordinator:
             answers = self._ask(
                 stage.phase, number, {n: (sent, {}) for n in missing}, limit=stage.limit()
             )
-            for name, message in answers.items():
-                try:
-                    out[name] = _read(message, stage, tasks)
-                except (MessageError, ValueError, KeyError) as error:
-                    self._drop(name, stage.phase, number, str(error))
+            out |= self._understood(answers, lambda m: _read(m, stage, tasks))
             if len(out) >= least:
                 return out
             self._note("too few", phase=stage.phase, round=number, why=f"try {attempt + 1}")
@@ -423,16 +442,11 @@ class Coordinator:
     def _evaluate(self, state: State) -> Evaluation | None:
         sent = {f"0/{n}": a for n, a in shared(state.tensors).items()}
         asked: dict[str, Ask] = {n: (sent, {}) for n in self.job.clients}
-        rows = []
-        for name, answer in self._ask("evaluate.model", state.round, asked, limit=4096).items():
-            if answer.facts.get("labelled"):
-                try:
-                    row = json.loads(answer.fact("score", str))
-                    rows.append({**row, "client": name})
-                except (ValueError, TypeError, MessageError) as error:
-                    self._drop(name, "evaluate.model", state.round, f"no score: {error}")
-        rows.sort(key=lambda r: self.job.clients.index(r["client"]))
-        return Evaluation.from_records(rows) if rows else None
+        told = self._ask("evaluate.model", state.round, asked, limit=4096)
+        labelled = {n: m for n, m in told.items() if m.facts.get("labelled") is True}
+        scores = self._understood(labelled, lambda m: _score(m, self.job))
+        rows = [replace(scores[n], client=n) for n in self.job.clients if n in scores]
+        return Evaluation(tuple(rows)) if rows else None
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -469,7 +483,8 @@ class Coordinator:
         """Remember a site's mean weight, if it says one that can be."""
         mean = answer.facts.get("mean_weight")
         if isinstance(mean, float) and math.isfinite(mean) and mean >= 0:
-            self.mean_weight[name] = mean
+            laws = len(self.job.clients) if self.job.goal.kind == "ftw" else 1
+            self.mean_weight[name] = min(mean, MOST * laws)
             self.facts.setdefault(name, {}).update(answer.facts)
 
     # -- the record ----------------------------------------------------------------------------
@@ -506,8 +521,11 @@ class Coordinator:
         path = self.folder / f"{name}.jsonl"
         if not path.exists():
             return []
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        text = path.read_text(encoding="utf-8")
+        if not text.endswith("\n"):  # killed in the middle of a line: it is not kept
+            text = text[: text.rfind("\n") + 1]
+            write_text(path, text)
+        return [json.loads(line) for line in text.splitlines()]
 
     def _load_ledger(self) -> None:
         for name in ("model", "ratio"):  # the later one has all of the earlier
@@ -575,15 +593,23 @@ def _split(state: State, folds: int) -> list[State]:
     return [State(state.round, p) for p in parts]
 
 
-def _read(message: Message, stage: Stage, tasks: list[Task]) -> tuple[list[Reply], list[float]]:
+class Heard(NamedTuple):
+    """What a site said in a round, fold by fold; no losses where they are kept back."""
+
+    replies: list[Reply]
+    losses: list[float]
+    parts: list[float]
+
+
+def _read(message: Message, stage: Stage, tasks: list[Task]) -> Heard:
     """A site's replies for all folds.
 
     Raises
     ------
-    MessageError, ValueError, KeyError
+    MessageError, ValueError
         If anything is missing, of another shape, not finite or huge.
     """
-    replies, losses = [], []
+    out = Heard([], [], [])
     for j, task in enumerate(tasks):
         size, dtype = task.layout.size, task.x.dtype
         own = {
@@ -592,21 +618,69 @@ def _read(message: Message, stage: Stage, tasks: list[Task]) -> tuple[list[Reply
         vector = unpack(task.plan.compression, own, size)
         why = check_update(vector, size, HUGE)
         if why is not None:
-            raise MessageError(f"its update cannot be used: {why}")
-        loss = message.facts.get(f"{j}/loss")
-        if loss is not None:
-            if not isinstance(loss, float) or not math.isfinite(loss):
-                raise MessageError(f"its loss is {loss!r}")
-            losses.append(loss)
-        replies.append(
-            Reply(
-                vector.to(dtype),
-                _stats(message, j, task),
-                _control(message, j, task),
-                [] if loss is None else [loss],
-            )
+            raise MessageError(f"update: {why}")
+        if f"{j}/loss" in message.facts:
+            out.losses.append(_finite(message, f"{j}/loss"))
+        out.parts.append(_finite(message, f"{j}/part", 0.0, 2.0) if stage.name == "ratio" else 1.0)
+        stats, control = _stats(message, j, task), _control(message, j, task)
+        out.replies.append(Reply(vector.to(dtype), stats, control, []))
+    return out
+
+
+def _finite(message: Message, name: str, low: float = -math.inf, high: float = math.inf) -> float:
+    value: float = message.fact(name, float)
+    if not (math.isfinite(value) and low <= value <= high):
+        raise MessageError(f"{name} is {value}")
+    return value
+
+
+def _cells(message: Message, clients: int) -> list[Any]:
+    """Counts of cells along every client's log ratio, and which are hidden."""
+    shape = (clients, len(EDGES) + 1)
+    counts, hidden = (message.array(n, shape, "i") for n in ("counts", "hidden"))
+    shown = np.where(hidden > 0, 0, counts)
+    if (shown < 0).any() or (shown != counts).any() or not shown.any(axis=1).all():
+        raise MessageError("counts must be ≥ 0, some in every row, and 0 where they are hidden")
+    return [counts.tolist(), hidden.tolist()]
+
+
+def _sums(message: Message, size: int) -> tuple[Float64Array, Float64Array]:
+    """Slope and curvature of a calibration; of a convex loss, or Newton's steps lead astray."""
+    slope = message.array("slope", (size,)).astype(np.float64)
+    curve = message.array("curve", (size, size)).astype(np.float64)
+    if max(np.abs(slope).max(), np.abs(curve).max()) > HUGE:
+        raise MessageError("slope or curvature are huge")
+    least = np.linalg.eigvalsh((curve + curve.T) / 2).min()
+    if least < -1e-6 * (1 + np.abs(curve).max()):
+        raise MessageError(f"a curvature cannot be negative; got {least:.3g}")
+    return slope, (curve + curve.T) / 2
+
+
+def _law(message: Message, classes: int) -> list[float]:
+    law = message.array("law", (classes,)).astype(np.float64)
+    why = check_law(law, classes)
+    if why is not None:
+        raise MessageError(f"its label law has {why}")
+    out: list[float] = (law / law.sum()).tolist()
+    return out
+
+
+def _pool(message: Message, job: Job) -> Array:
+    rows = message.array("rows")
+    if rows.shape[1:] != job.shape or not 1 <= len(rows) <= job.ratio.quota:
+        raise MessageError(
+            f"a pool has 1 to {job.ratio.quota} rows of shape {job.shape}; got {rows.shape}"
         )
-    return replies, losses
+    return rows
+
+
+def _score(message: Message, job: Job) -> ClientScore:
+    """A site's figures."""
+    found = ClientScore(**json.loads(message.fact("score", str)))
+    high = 1.0 if job.loss == "cross-entropy" else math.inf
+    if (found.mse is None) != (high == 1.0) or not 0 <= float(found.value) <= high:
+        raise MessageError(f"a score cannot be {found!r:.200}")
+    return found
 
 
 def _stats(message: Message, j: int, task: Task) -> torch.Tensor | None:
@@ -614,15 +688,15 @@ def _stats(message: Message, j: int, task: Task) -> torch.Tensor | None:
         return None
     stats = message.array(f"{j}/stats", (2, task.stats_layout.size))
     if (stats[1] < 0).any() or np.abs(stats).max() > HUGE:
-        raise MessageError("its statistics have a negative variance or are huge")
+        raise MessageError("statistics have a negative variance or are huge")
     return torch.tensor(stats).to(task.x.dtype)
 
 
 def _control(message: Message, j: int, task: Task) -> torch.Tensor | None:
     if not getattr(task.plan, "scaffold", False):
         return None
-    control = message.array(f"{j}/control", (task.layout.size,))
+    control = torch.tensor(message.array(f"{j}/control", (task.layout.size,)))
     why = check_update(control, task.layout.size, HUGE)
     if why is not None:
-        raise MessageError(f"its control variate cannot be used: {why}")
-    return torch.tensor(control).to(task.x.dtype)
+        raise MessageError(f"control variate: {why}")
+    return control.to(task.x.dtype)

@@ -40,6 +40,9 @@ SHARED = ("multi-source", "federated-mlls")
 POOLED = ("generated", "raw")
 
 
+_TINY = 5e-324
+
+
 @dataclass(frozen=True, kw_only=True)
 class RatioPhase:
     """How sites come by the ratios of their training rows.
@@ -161,8 +164,20 @@ class Job:
                 f"ratio kind 'local' knows a site's own test rows only, for objective 'fitw'; got "
                 f"{self.objective!r}; take 'multi-source'"
             )
+        if self.ratio.bound and objective.kind != "ftw":
+            raise InputError(
+                "ratio bound=True bounds the sum over all test laws, for objective 'ftw'; got "
+                f"{self.objective!r}; take Weighting(clip=…)"
+            )
         if self.ratio.kind == "federated-mlls" and self.loss != "cross-entropy":
             raise InputError("ratio kind 'federated-mlls' needs labels that are classes")
+        named = self.plan.participation
+        drawn = named if isinstance(named, int) else len(named or self.clients)
+        if drawn < self.robust.least:
+            raise InputError(
+                f"robust rule {self.robust.rule!r} needs {self.robust.least} answers a round; "
+                f"{drawn} sites are asked; take rule='mean'"
+            )
         if self.plan.norm == "synchronous":
             raise InputError(
                 "sites cannot meet at every layer; take norm='averaged', 'local' or 'group'"
@@ -226,12 +241,9 @@ class Stage:
 
     def own(self, data: ClientData, weights: Any, fold: int = 0) -> Task:
         """A site's task: its rows and nobody else's."""
-        part = (self.plan.client_weights or {}).get(data.name) or None
-        plan = replace(
-            self.plan,
-            participation=None,
-            client_weights=None if part is None else {data.name: part},
-        )
+        # alone in its task a client must have some part; one this small moves nothing
+        part = max((self.plan.client_weights or {}).get(data.name, 1.0), _TINY)
+        plan = replace(self.plan, participation=None, client_weights={data.name: part})
         return self._task(Federation((data,)), plan, {data.name: weights}, fold)
 
     def _task(

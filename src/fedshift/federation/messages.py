@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import secrets
 import struct
@@ -49,6 +50,19 @@ DTYPES = (
 )
 
 
+#: what bytes that are no message lead to
+_NO_MESSAGE = (
+    struct.error,
+    ValueError,
+    LookupError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+)
+#: most characters of facts and an error together
+LONGEST = 100_000
+
+
 class MessageError(FedshiftError, ValueError):
     """A message is not what it should be; it is put aside and its sender named."""
 
@@ -74,11 +88,15 @@ class Header:
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
-        if self.phase not in PHASES:
-            raise MessageError(f"phase must be one of {', '.join(PHASES)}; got {self.phase!r}")
-        if not isinstance(self.round, int) or self.round < 0:
-            raise MessageError(f"round must be a whole number ≥ 0; got {self.round!r}")
-        if not re.fullmatch("[0-9a-f]{32}", self.nonce):
+        if not isinstance(self.run, str):
+            raise MessageError(f"run must be text; got {_shown(self.run)}")
+        if not isinstance(self.phase, str) or self.phase not in PHASES:
+            raise MessageError(
+                f"phase must be one of {', '.join(PHASES)}; got {_shown(self.phase)}"
+            )
+        if type(self.round) is not int or not 0 <= self.round < 2**63:
+            raise MessageError(f"round must be a whole number ≥ 0; got {_shown(self.round)}")
+        if not isinstance(self.nonce, str) or not re.fullmatch("[0-9a-f]{32}", self.nonce):
             raise MessageError("nonce must be 32 hexadecimal digits")
 
 
@@ -99,6 +117,21 @@ class Message:
     arrays: Mapping[str, Array] = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
     error: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.error, str) or not isinstance(self.facts, Mapping):
+            raise MessageError("a message needs facts by name and a text for an error")
+        for name, value in self.facts.items():
+            if not isinstance(name, str) or not _is_fact(value):
+                raise MessageError(
+                    f"fact {_shown(name)} must be a number, text or a list of one kind of them; "
+                    f"got {_shown(value)}"
+                )
+        if _length(self.error) + sum(map(_length, self.facts.values())) > LONGEST:
+            raise MessageError(f"facts and error must have at most {LONGEST:,} characters")
+        for name, a in self.arrays.items():
+            if not isinstance(name, str) or a.dtype.name not in DTYPES:
+                raise MessageError(f"array {_shown(name)} must be of a plain type; got {a.dtype}")
 
     @property
     def size(self) -> int:
@@ -153,7 +186,7 @@ class Message:
 
     def encode(self) -> bytes:
         """Bytes for a local socket or a file: a JSON table and the arrays behind one another."""
-        parts = {n: np.ascontiguousarray(a) for n, a in self.arrays.items()}
+        parts = {n: plain(a) for n, a in self.arrays.items()}
         table = {
             "header": [self.header.run, self.header.phase, self.header.round, self.header.nonce],
             "facts": dict(self.facts),
@@ -176,19 +209,21 @@ class Message:
         """
         try:
             magic, length = _START.unpack_from(data)
+            if magic != _MAGIC:
+                raise MessageError("they do not begin as one")
             table = json.loads(data[_START.size : _START.size + length])
             header = Header(*table["header"])
             arrays, at = {}, _START.size + length
-            for name, (dtype, shape) in table["arrays"].items():
-                if magic != _MAGIC or dtype not in DTYPES or min(shape, default=0) < 0:
+            for name, (dtype, shape) in dict(table["arrays"]).items():
+                if dtype not in DTYPES or any(type(n) is not int or n < 0 for n in shape):
                     raise MessageError(f"array {name} has type {dtype!r} and shape {shape}")
-                count = int(np.prod(shape, dtype=object)) if shape else 1
+                count = math.prod(shape)
                 arrays[name] = np.frombuffer(data, dtype, count, at).reshape(shape)
                 at += arrays[name].nbytes
             if at != len(data):
                 raise MessageError(f"{len(data) - at} bytes too many")
             return cls(header, arrays, table["facts"], table["error"])
-        except (struct.error, ValueError, KeyError, TypeError, OverflowError) as error:
+        except _NO_MESSAGE as error:
             raise MessageError(f"the bytes are no message: {error}") from error
 
 
@@ -223,7 +258,7 @@ class Expected:
                 )
         del self._open[client]
         if reply.error:
-            raise MessageError(reply.error)
+            raise MessageError(reply.error[:500])
         if reply.size > limit:
             raise MessageError(f"the answer has {reply.size:,} bytes; at most {limit:,} were due")
         return reply
@@ -261,10 +296,27 @@ class Seen:
         self.nonces = [*self.nonces, head.nonce][-self._keep :]
 
 
+def plain(array: Array) -> Array:
+    """An array as it travels: row after row, in this machine's order of bytes."""
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
 def digest(value: Any) -> str:
     """A short hash of a JSON value."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _is_fact(value: Any) -> bool:
+    items = value if type(value) is list else [value]
+    kinds = {type(v) for v in items}
+    return len(kinds) <= 1 and kinds <= {bool, int, float, str}
+
+
+def _length(value: Fact) -> int:
+    if isinstance(value, list):
+        return sum(map(_length, value))
+    return len(value) if isinstance(value, str) else 8
 
 
 def _shown(value: Any) -> str:

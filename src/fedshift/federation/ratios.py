@@ -20,7 +20,8 @@ from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.ratios import defend_log_ratios, label_log_ratios
 from fedshift.federation.job import Job, Stage
 from fedshift.federation.marginals import balanced, folds_of
-from fedshift.federation.task import Task
+from fedshift.federation.messages import MessageError
+from fedshift.federation.task import State, Task
 from fedshift.federation.weigh import LABELLED, log_ratios, make_estimator, weights_of
 from fedshift.learn.evaluate import predict
 from fedshift.privacy.generate import GaussianMixtureSampler
@@ -206,17 +207,48 @@ def site_weights(
 
 
 def models_of(stage: Stage, arrays: Mapping[str, Any]) -> list[nn.Module]:
-    """The trained models of all folds, from what the server sent."""
+    """The trained models of all folds, from what the server sent.
+
+    Raises
+    ------
+    MessageError
+        If parameters or statistics are missing or of another shape.
+    """
     out = []
     for j in range(stage.folds):
         task = stage.blank(j)
-        state = task.begin()
-        for name in ("params", "stats"):
-            if f"{j}/{name}" in arrays:
-                state.tensors[name] = torch.tensor(arrays[f"{j}/{name}"])
-        state.tensors = {n: t for n, t in state.tensors.items() if not n.startswith("mean_")}
-        out.append(task.module(state))
+        out.append(task.module(State(0, sent_state(task, arrays, j))))
     return out
+
+
+def sent_state(task: Task, arrays: Mapping[str, Any], fold: int = 0) -> dict[str, torch.Tensor]:
+    """A state with the parameters and shared statistics that the server sent.
+
+    Raises
+    ------
+    MessageError
+        If they are missing or of another shape.
+    """
+    out = {n: t for n, t in task.begin().tensors.items() if not n.startswith("mean_")}
+    local = {"stats"} if task.plan.norm == "local" else set()
+    for name in {"params", "stats"} & set(out) - local:
+        out[name] = read_tensor(arrays, f"{fold}/{name}", out[name])
+    return out
+
+
+def read_tensor(arrays: Mapping[str, Any], name: str, like: torch.Tensor) -> torch.Tensor:
+    """An array of a message as a tensor of the shape and type of another.
+
+    Raises
+    ------
+    MessageError
+        If it is missing or of another shape.
+    """
+    found = arrays.get(name)
+    if found is None or found.shape != tuple(like.shape):
+        got = "nothing" if found is None else f"shape {found.shape}"
+        raise MessageError(f"array {name} must have shape {tuple(like.shape)}; got {got}")
+    return torch.tensor(found).to(like)
 
 
 def _folds(name: str, y: IntArray, job: Job) -> IntArray:

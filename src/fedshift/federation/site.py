@@ -8,6 +8,7 @@ privacy they cost. So a site that was killed goes on where it was.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +23,8 @@ from fedshift import __version__
 from fedshift.core.files import atomic_path, write_text
 from fedshift.core.samples import Float64Array
 from fedshift.data.federation import ClientData, Federation
-from fedshift.errors import FedshiftError, InputError
+from fedshift.defence.ratios import check_law
+from fedshift.errors import FedshiftError, InputError, TrainingDiverged
 from fedshift.federation.client import Broadcast, Client, Memory
 from fedshift.federation.compress import pack
 from fedshift.federation.job import POOLED, SHARED, Job, Stage
@@ -34,7 +36,9 @@ from fedshift.federation.ratios import (
     local_log_ratio,
     models_of,
     pooled_log_ratio,
+    read_tensor,
     sampler_of,
+    sent_state,
     site_weights,
 )
 from fedshift.federation.reference import BY_CLIENT
@@ -46,6 +50,7 @@ from fedshift.privacy.bins import bound_from_counts
 from fedshift.privacy.counts import Released, Releases
 from fedshift.privacy.policy import Privacy, Refused
 
+_LOG = logging.getLogger(__name__)
 #: rounds whose memory a site keeps: a server that resumes may ask for an earlier one again
 KEPT = 3
 Answer = tuple[dict[str, Array], dict[str, Fact]]
@@ -98,11 +103,20 @@ class Site:
         """Answer a question, or say why not; never raises for what came from outside."""
         try:
             self._enter(message)
-            arrays, facts = self._answer(message)
-            self._leave()
-            return message.answer(arrays, facts)
+            reply = self._tried(message)
+            self._leave()  # what was refused or went wrong is remembered too
+            return reply
         except FedshiftError as error:
-            return message.answer(error=f"{type(error).__name__}: {error}")
+            return message.answer(error=f"{type(error).__name__}: {error}"[:500])
+
+    def _tried(self, message: Message) -> Message:
+        try:
+            return message.answer(*self._answer(message))
+        except FedshiftError as error:
+            return message.answer(error=f"{type(error).__name__}: {error}"[:500])
+        except Exception as error:  # what it says may show rows, so only its kind leaves
+            _LOG.exception("site %s could not answer %s", self.data.name, message.header)
+            return message.answer(error=f"SiteFailed: {type(error).__name__}; see the site's log")
 
     def _answer(self, message: Message) -> Answer:
         phase = message.header.phase
@@ -197,33 +211,50 @@ class Site:
         """Take the ratio models: weights at once, or what a calibration needs."""
         if self.job.ratio.kind not in SHARED:
             raise MessageError(f"ratio kind {self.job.ratio.kind!r} has no shared model")
-        models = models_of(self.job.stage("ratio"), _floats(message))
+        told = _floats(message)
+        models = models_of(self.job.stage("ratio"), told)
         if self.job.ratio.kind == "federated-mlls":
-            self._labels = Labels(self.job, self.data)
-            self._labels.read(models)
+            self._keep("models", {n: torch.tensor(a) for n, a in told.items()})
+            self._labels = None
+            self._reader()
             return {}, {}
         if self.job.goal.goal(self.data.name) is None:
             return self._weigh(None)
         laws = Laws(self.job, self.data)
-        if self.job.ratio.bound:
-            self._keep("scores", {"scores": torch.as_tensor(laws.scores(models))})
-        return self._weigh(laws.log_ratio(models, self._target))
+        log_ratio = laws.log_ratio(models, self._target)
+        if not self.job.ratio.bound:
+            return self._weigh(log_ratio)
+        self._keep("scores", {"scores": torch.as_tensor(laws.scores(models))})
+        self._keep("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
+        return {}, {}  # weights come with the bound
 
     def _reader(self) -> Labels:
+        """What the models say of the site's rows; read again after a restart."""
         if self._labels is None:
-            raise MessageError("NeedsModels: this site has no ratio models yet")
+            told = {n: t.numpy() for n, t in self._need("models").items()}
+            self._labels = Labels(self.job, self.data)
+            self._labels.read(models_of(self.job.stage("ratio"), told))
         return self._labels
+
+    def _theta(self, message: Message) -> Float64Array:
+        theta = message.array("theta", (self.job.classes + 1,)).astype(np.float64)
+        if not 1e-6 < theta[0] < 1e6 or np.abs(theta).max() > 1e6:
+            raise MessageError("theta must be one over a temperature, and biases")
+        return np.asarray(theta)
 
     def _presence(self, _: Message) -> Answer:
         self.privacy.check("label_marginals", rows=len(self.data.x))
+        self._check_noise()
         return {"presence": self._reader().presence.astype(np.uint8)}, {}
 
     def _calibrate(self, message: Message) -> Answer:
         self.privacy.check("train.ratio", rows=len(self.data.x))
-        count = self.job.classes
-        theta = message.array("theta", (count + 1,)).astype(np.float64)
-        having = message.array("having", (count,)).astype(np.float64)
-        loss, slope, curve = self._reader().calibrate(theta, having)
+        self._check_noise()
+        theta, reader = self._theta(message), self._reader()
+        having = message.array("having", (self.job.classes,)).astype(np.float64)
+        if (having < reader.presence).any():
+            raise MessageError("having must count this site too, for the classes it has")
+        loss, slope, curve = reader.calibrate(theta, having)
         return {"slope": slope, "curve": curve}, {"loss": loss}
 
     def _law(self, message: Message) -> Answer:
@@ -234,8 +265,7 @@ class Site:
                 "this site gives counts with noise only, and an estimated label law is no count; "
                 "take ratio kind 'multi-source', whose gradients can have noise"
             )
-        theta = message.array("theta", (self.job.classes + 1,)).astype(np.float64)
-        law = self._reader().test_law(theta)
+        law = self._reader().test_law(self._theta(message))
         counts = np.round(law * len(self.data.test_x)).astype(np.int64)
         told = self._releases.answer(
             "labels",
@@ -258,11 +288,11 @@ class Site:
         if goal is None:
             return self._weigh(None)
         if goal == "own":
-            theta = message.array("theta", (self.job.classes + 1,)).astype(np.float64)
-            return self._weigh(reader.log_ratio(reader.test_law(theta)[None]))
-        laws = message.array("laws")
-        if laws.ndim != 2 or laws.shape[1] != self.job.classes or not len(laws):
-            raise MessageError(f"laws must have {self.job.classes} classes; got {laws.shape}")
+            return self._weigh(reader.log_ratio(reader.test_law(self._theta(message))[None]))
+        laws = message.array("laws").astype(np.float64)
+        good = laws.ndim == 2 and laws.shape[1] == self.job.classes and len(laws) > 0
+        if not good or any(check_law(law, self.job.classes) for law in laws):
+            raise MessageError(f"laws must be shares of {self.job.classes} classes, a row each")
         return self._weigh(reader.log_ratio(laws))
 
     def _cells(self, message: Message) -> Answer:
@@ -345,18 +375,19 @@ class Site:
         for j in range(stage.folds):
             task = self._task(stage, j)
             client = self._client(stage, task, memories[j], j)
-            shared = None if task.plan.norm == "local" else _tensor(told, f"{j}/stats")
-            params = _tensor(told, f"{j}/params")
-            if params is None or params.shape != (task.layout.size,):
-                raise MessageError(f"{j}/params must have {task.layout.size} numbers")
-            reply = client.reply(
-                number, Broadcast(params.to(task.x), shared, _tensor(told, f"{j}/control"))
-            )
+            reply = client.reply(number, _broadcast(task, told, j))
+            if not bool(torch.isfinite(reply.update).all()):
+                raise TrainingDiverged(
+                    f"round {number} of {stage.phase} led to NaN or infinity at this site; lower "
+                    "the learning rate, clip the weights, or look at its rows"
+                )
             packed = pack(task.plan.compression, reply.update, reply.unit)
             arrays |= {f"{j}/{n}": a for n, a in packed.items()}
             for name, part in (("stats", reply.stats), ("control", reply.control)):
                 if part is not None:
                     arrays[f"{j}/{name}"] = part.cpu().numpy()
+            if stage.name == "ratio":  # what its step counts in the mean
+                facts[f"{j}/part"] = float(task.normaliser[0])
             if not isinstance(client, PrivateClient):
                 facts[f"{j}/loss"] = float(np.mean(reply.losses))
         self._remember(stage, number + 1, memories)
@@ -364,10 +395,19 @@ class Site:
 
     def _client(self, stage: Stage, task: Task, memory: Memory, fold: int) -> Client:
         if stage.name == "ratio" and self.privacy.noise > 0:
+            self._check_noise()
             return PrivateClient(
                 task, 0, memory, policy=self.privacy, books=self._books, stream=f"fold-{fold}"
             )
         return Client(task, 0, memory)
+
+    def _check_noise(self) -> None:
+        """A classifier of labels is calibrated by sums that have no noise."""
+        if self.privacy.noise > 0 and self.job.ratio.kind != "multi-source":
+            raise Refused(
+                "this site's ratio gradients leave with noise only, and a calibration has none; "
+                "take ratio kind 'multi-source'"
+            )
 
     def _task(self, stage: Stage, fold: int) -> Task:
         key = (stage.name, fold)
@@ -388,15 +428,11 @@ class Site:
             return {}, {"labelled": False}
         stage = self.job.stage("model")
         task = stage.blank()
-        state = State(message.header.round, dict(task.begin().tensors))
+        state = State(message.header.round, sent_state(task, _floats(message)))
         k = task.names.index(self.data.name)
-        for name in ("params", "stats"):
-            if f"0/{name}" in message.arrays:
-                state.tensors[name] = torch.tensor(message.array(f"0/{name}"))
         memory = self._memory(stage, message.header.round)[0]
         for name, t in memory.tensors.items():
             state.tensors[name][k] = t
-        state.tensors = {n: t for n, t in state.tensors.items() if not n.startswith("mean_")}
         model = task.module(state, self.data.name)
         kind = np.float64 if self.job.precision == "float64" else np.float32
         rows = ClientData(
@@ -484,15 +520,25 @@ def _floats(message: Message) -> dict[str, Array]:
     return {name: message.array(name) for name in message.arrays}
 
 
+def _broadcast(task: Task, told: Mapping[str, Array], fold: int) -> Broadcast:
+    """What the server says at the beginning of a round, checked."""
+    begin = task.begin().tensors
+    names = {"params": "params", "stats": "stats", "c": "control"}
+    if task.plan.norm == "local":
+        del names["stats"]
+    found = {
+        new: read_tensor(told, f"{fold}/{new}", begin[n]).to(task.x.device)
+        for n, new in names.items()
+        if n in begin
+    }
+    return Broadcast(found["params"], found.get("stats"), found.get("control"))
+
+
 def _edges(message: Message) -> Float64Array:
     edges = message.array("edges").astype(np.float64)
     if edges.ndim != 1 or not 1 <= len(edges) <= 200 or (np.diff(edges) <= 0).any():
         raise MessageError("edges must be 1 to 200 rising numbers")
     return np.asarray(edges)
-
-
-def _tensor(arrays: Mapping[str, Array], name: str) -> torch.Tensor | None:
-    return torch.tensor(arrays[name]) if name in arrays else None
 
 
 def _finite(table: Mapping[str, Any]) -> dict[str, Any]:

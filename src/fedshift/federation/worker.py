@@ -136,6 +136,8 @@ def check_peer(connection: socket.socket) -> None:
 
 def _bind(listener: socket.socket, path: Path) -> None:
     if path.exists():  # of a worker that was killed, or of one that lives
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise InputError(f"{path} is no socket; give a worker a path of its own")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
             try:
                 other.connect(str(path))

@@ -1,0 +1,476 @@
+"""The server: faulty sites are named and survived, and a run that was killed goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import (
+    CLASSES,
+    DIM,
+    NAMES,
+    bits,
+    dropped,
+    federation,
+    job,
+    make_sites,
+    multi_source,
+    normed,
+    params,
+    run,
+    small,
+)
+
+from fedshift.defence.robust import Robust
+from fedshift.errors import FedshiftError
+from fedshift.federation.coordinator import MOST, Coordinator, InProcess, TooFewAnswers
+from fedshift.federation.job import Job, RatioPhase
+from fedshift.federation.messages import Header, Message
+from fedshift.federation.plan import FedAvg, FedSGD, TopK
+from fedshift.federation.reference import Reference
+from fedshift.federation.task import Task
+from fedshift.learn.models import build
+from fedshift.privacy.policy import Privacy
+
+# few rows and a ratio model of a few steps: its bound cuts most weights, which is said
+pytestmark = pytest.mark.filterwarnings("ignore::fedshift.errors.ClippedWeights")
+Change = Callable[[Message, Message], Message]
+LONG = FedSGD(iterations=8, lr=0.05, batch_size=16)
+
+
+class Altered:
+    """A site whose answers in some phases are tampered with."""
+
+    def __init__(self, site: Any, change: Change, phases: Iterable[str] = ("train.model",)) -> None:
+        self._site, self._change, self._phases = site, change, tuple(phases)
+
+    def handle(self, message: Message) -> Message:
+        answer: Message = self._site.handle(message)
+        if message.header.phase in self._phases:
+            return self._change(message, answer)
+        return answer
+
+
+def arrays(new: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
+    return lambda _, a: replace(a, arrays=new(dict(a.arrays)))
+
+
+def put(name: str, value: Any) -> Change:
+    return arrays(lambda old: {**old, name: value(old[name]) if callable(value) else value})
+
+
+def fail(_: Message, __: Message) -> Message:
+    raise RuntimeError("disk on fire")
+
+
+def stale() -> Change:
+    """Answers of the round before, under their own headers."""
+    kept: list[Message] = []
+
+    def change(_: Message, answer: Message) -> Message:
+        kept.append(answer)
+        return kept[-2] if len(kept) > 1 else answer
+
+    return change
+
+
+def older(_: Message, answer: Message) -> Message:
+    return replace(answer, header=replace(answer.header, round=answer.header.round + 1))
+
+
+FAULTS: dict[str, tuple[Change, str]] = {
+    "raises": (fail, "RuntimeError: disk on fire"),
+    "nan": (put("0/update", lambda u: u * np.nan), "not finite"),
+    "inf": (put("0/update", lambda u: u + np.inf), "not finite"),
+    "shape": (put("0/update", lambda u: u[:-1]), "shape"),
+    "matrix": (put("0/update", lambda u: u[None]), "shape"),
+    "scalar": (put("0/update", np.array(1.0)), "shape"),
+    "dtype": (put("0/update", lambda u: u.astype(np.int32)), "type int32"),
+    "half": (put("0/update", lambda u: u.astype(np.float16)), "type float16"),
+    "missing": (arrays(lambda old: {}), "missing"),
+    "stale": (stale(), "a stale or replayed message"),
+    "round": (older, "round"),
+    "nonce": (
+        lambda _, a: replace(a, header=Header(a.header.run, a.header.phase, a.header.round)),
+        "nonce",
+    ),
+    "huge": (put("0/update", lambda u: u + 1e9), "above the limit"),
+    "large": (put("junk", np.zeros(1 << 20, dtype=np.uint8)), "at most"),
+    "refuses": (lambda m, _: m.answer(error="Refused: not today"), "not today"),
+    "loss": (lambda _, a: replace(a, facts={"0/loss": float("nan")}), "0/loss is nan"),
+    "loss-text": (lambda _, a: replace(a, facts={"0/loss": "low"}), "0/loss must be float"),
+    "variance": (put("0/stats", lambda s: s * [[1.0], [-1.0]]), "negative variance"),
+    "stats-nan": (put("0/stats", lambda s: s * np.nan), "NaN"),
+    "stats-shape": (put("0/stats", lambda s: s[:, :-1]), "shape"),
+}
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], torch.Tensor]:
+    folder = tmp_path_factory.mktemp("honest")
+    made = job(plan=LONG, model=normed)
+    return run(made, make_sites(made, folder / "sites"), folder / "record")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_site_is_named_and_the_run_ends(
+    fault: str, honest: tuple[dict[str, Any], torch.Tensor], tmp_path: Path
+) -> None:
+    made = job(plan=LONG, model=normed)
+    sites = make_sites(made, tmp_path / "sites")
+    change, why = FAULTS[fault]
+    sites["cedar"] = Altered(sites["cedar"], change)
+    result, found = run(made, sites, tmp_path / "record")
+    reasons = dropped(result)
+    assert set(reasons) == {"cedar"}
+    assert all(why in r for r in reasons["cedar"]), reasons
+    first = 2 if fault == "stale" else 1
+    assert [h["round"] for h in result["history"] if h["missing"]] == list(range(first, 9))
+    assert result["rounds"] == 8
+    assert float((found - honest[1]).norm()) < 0.5 * float(found.norm())
+    assert result["mean"] > honest[0]["mean"] - 0.1
+    assert json.loads((tmp_path / "record" / "result.json").read_text()) == result
+
+
+def test_an_inflated_update_is_shortened(tmp_path: Path) -> None:
+    made = job(plan=replace(LONG, optimizer="sgd"), robust=Robust())
+    plain = run(made, make_sites(made, tmp_path / "a"), tmp_path / "b")
+    sites = make_sites(made, tmp_path / "sites")
+    sites["cedar"] = Altered(sites["cedar"], put("0/update", lambda u: u * 1000))
+    result, found = run(made, sites, tmp_path / "record")
+    assert all("cedar" in h["shortened"] for h in result["history"])
+    assert float((found - plain[1]).norm()) < 1.0
+    assert result["mean"] > plain[0]["mean"] - 0.15
+
+
+def test_a_boast_about_weights_is_believed_within_reason(tmp_path: Path) -> None:
+    plan = FedAvg(rounds=2, local_steps=2, batch_size=8)
+    made = job(plan=plan)
+    boast: Change = lambda _, a: replace(a, facts={**a.facts, "mean_weight": 1e6})  # noqa: E731
+    sites = make_sites(made, tmp_path / "sites")
+    sites["elm"] = Altered(sites["elm"], boast, ("query.share", "query.describe"))
+    coordinator = Coordinator(made, InProcess(sites), tmp_path / "record")
+    coordinator.run()
+    assert coordinator.mean_weight == {"ash": 1.0, "birch": 1.0, "cedar": 1.0, "elm": MOST}
+
+
+def test_a_site_that_sends_nonsense_as_its_score(tmp_path: Path) -> None:
+    made = job()
+    for i, said in enumerate(
+        ("no json", "[]", "{}", '{"client": "ash", "n": 1}', '{"accuracy": "much"}')
+    ):
+        sites = make_sites(made, tmp_path / f"sites-{i}")
+        wrong: Change = lambda _, a, s=said: replace(  # type: ignore[misc]  # noqa: E731
+            a, facts={"labelled": True, "score": s}
+        )
+        sites["ash"] = Altered(sites["ash"], wrong, ("evaluate.model",))
+        result, _ = run(made, sites, tmp_path / f"record-{i}")
+        assert [r["client"] for r in result["evaluation"]] == list(NAMES[1:])
+        assert "cannot be used" in dropped(result)["ash"][0]
+
+
+def test_two_answers_and_answers_nobody_asked_for(tmp_path: Path) -> None:
+    made = job()
+
+    class Chatty(InProcess):
+        def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Any]:
+            for name, answer in super().exchange(questions, deadline=deadline):
+                yield name, answer
+                yield name, answer
+                yield "mallory", answer
+
+    plain = run(made, make_sites(made, tmp_path / "a"), tmp_path / "b")
+    grid = Chatty(make_sites(made, tmp_path / "sites"))
+    result = Coordinator(made, grid, tmp_path / "record").run()
+    assert bits(params(tmp_path / "record"), plain[1])
+    reasons = dropped(result)
+    assert set(reasons["mallory"]) == {"was not asked"}
+    assert all("answered already" in r for n in NAMES for r in reasons[n])
+
+
+def test_silence_is_named(tmp_path: Path) -> None:
+    made = job(deadline=0.5)
+
+    class Deaf(InProcess):
+        def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Any]:
+            for name, answer in super().exchange(questions, deadline=deadline):
+                if name != "elm":
+                    yield name, answer
+
+    result = Coordinator(made, Deaf(make_sites(made, tmp_path / "s")), tmp_path / "r").run()
+    assert set(dropped(result)["elm"]) == {"no answer within 0.5 s"}
+    assert all(h["missing"] == ["elm"] for h in result["history"])
+
+
+class Away:
+    """A site that is there for some questions only."""
+
+    def __init__(self, site: Any, there: Callable[[int], bool]) -> None:
+        self._site, self._there, self._count = site, there, 0
+
+    def handle(self, message: Message) -> Message:
+        self._count += 1
+        if not self._there(self._count):
+            raise ConnectionError("not connected")
+        answer: Message = self._site.handle(message)
+        return answer
+
+
+@pytest.mark.parametrize("kind", ["own", "multi-source", "labels", "bound", "raw"])
+def test_a_site_that_comes_late_is_brought_up_to_date(kind: str, tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=RATIOS[kind]) if kind != "own" else job()
+    data = federation(120, 100)
+    sites = make_sites(made, tmp_path / "sites", data=data, privacy=policy(made))
+    ratio_rounds = made.stage("ratio").plan.n_rounds if kind != "own" else 0
+    away = {"own": 3, "raw": 4}.get(kind, ratio_rounds + 4)
+    sites["birch"] = Away(sites["birch"], lambda n: n > away)
+    result, _ = run(made, sites, tmp_path / "record")
+    model = [h for h in result["history"] if h["phase"] == "train.model"]
+    assert model[0]["missing"] in (["birch"], [])
+    assert model[-1]["missing"] == []
+    assert "birch" in [r["client"] for r in result["evaluation"]]
+    assert all("ConnectionError" in r or "Needs" in r for r in dropped(result)["birch"])
+
+
+def test_a_site_that_lost_its_weights_gets_them_again(tmp_path: Path) -> None:
+    made = job(plan=LONG)
+    sites = make_sites(made, tmp_path / "sites")
+
+    class Forgetful:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def handle(self, message: Message) -> Message:
+            self.count += message.header.phase == "train.model"
+            where = tmp_path / ("first" if self.count < 4 else "second")
+            answer: Message = make_sites(made, where)["ash"].handle(message)
+            return answer
+
+    sites["ash"] = Forgetful()
+    result, _ = run(made, sites, tmp_path / "record")
+    assert [h["missing"] for h in result["history"]] == [[]] * 3 + [["ash"]] + [[]] * 4
+    assert ["NeedsWeights" in r for r in dropped(result)["ash"]] == [True]
+
+
+def test_too_few_answers_stop_the_run_and_it_can_go_on(tmp_path: Path) -> None:
+    made = job(plan=LONG, minimum=3, tries=2)
+    whole = run(made, make_sites(made, tmp_path / "a"), tmp_path / "b")
+    sites = make_sites(made, tmp_path / "sites")
+    broken = dict(sites)
+    for name in ("ash", "elm"):
+        broken[name] = Away(sites[name], lambda n: n < 5)
+    with pytest.raises(TooFewAnswers, match=r"round 2: 2 of 4 sites.*3 are needed, after 2 tries"):
+        run(made, broken, tmp_path / "record")
+    coordinator = Coordinator(made, InProcess(sites), tmp_path / "record")
+    assert len([e for e in coordinator.events if e["what"] == "too few"]) == 2
+    result = coordinator.run()
+    assert bits(params(tmp_path / "record"), whole[1])
+    assert [h["round"] for h in result["history"]] == list(range(1, 9))
+
+
+def test_a_round_with_too_few_is_asked_again(tmp_path: Path) -> None:
+    made = job(plan=LONG, minimum=4, tries=3)
+    whole = run(made, make_sites(made, tmp_path / "a"), tmp_path / "b")
+    sites = make_sites(made, tmp_path / "sites")
+    sites["elm"] = Away(sites["elm"], lambda n: n not in (4, 5))
+    result, found = run(made, sites, tmp_path / "record")
+    assert bits(found, whole[1])
+    assert sum(e["what"] == "too few" for e in result["events"]) == 2
+    assert not any(h["missing"] for h in result["history"])
+
+
+# -- missing sites ------------------------------------------------------------------------------
+
+
+def test_a_missing_gradient_is_made_up_for(tmp_path: Path) -> None:
+    """With λ = (1, 1, 2, 1) and cedar gone, the others' sum is scaled by 5 / 3."""
+    plan = FedSGD(
+        iterations=1, lr=0.1, optimizer="sgd", batch_size=16, client_weights={"cedar": 2.0}
+    )
+    made = job(plan=plan)
+    sites = make_sites(made, tmp_path / "sites")
+    sites["cedar"] = Altered(sites["cedar"], fail)
+    _, found = run(made, sites, tmp_path / "record")
+    others = tuple(c for c in federation() if c.name != "cedar")
+    model = build(small, (DIM,), CLASSES, seed=0)
+    task = Task.of(type(federation())(others), model, replace(plan, client_weights=None))
+    begin = task.begin().tensors["params"]
+    engine = Reference(task)
+    engine.advance(1)
+    expected = begin + (engine.state.tensors["params"] - begin) * 5 / 3
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+# -- killed and started again --------------------------------------------------------------------
+
+RATIOS: dict[str, RatioPhase] = {
+    "multi-source": multi_source(),
+    "bound": multi_source(bound=True),
+    "labels": RatioPhase(
+        kind="federated-mlls", model=small, plan=FedAvg(rounds=2, local_steps=3, batch_size=16)
+    ),
+    "raw": RatioPhase(kind="raw", estimator="logistic", quota=60),
+}
+
+
+def policy(made: Job) -> Privacy:
+    return Privacy(rung=made.rung, raw=made.rung == 5)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Mortal(InProcess):
+    """Dies with the server before the question of some number."""
+
+    def __init__(self, sites: Mapping[str, Any], at: int) -> None:
+        super().__init__(sites)
+        self.left = at
+
+    def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Any]:
+        for name, question in questions.items():
+            if self.left == 0:
+                raise Killed
+            self.left -= 1
+            yield from super().exchange({name: question}, deadline=deadline)
+
+
+JOBS: dict[str, Callable[[], Job]] = {
+    "erm": lambda: job(plan=FedSGD(iterations=3, batch_size=8, compression=TopK(0.2))),
+    "scaffold": lambda: job(
+        plan=FedAvg(rounds=3, local_steps=2, scaffold=True, batch_size=8, norm="local"),
+        model=normed,
+    ),
+    "labels": lambda: job(objective="ftw", ratio=RATIOS["labels"]),
+    "bound": lambda: job(objective="ftw", ratio=RATIOS["bound"]),
+    "raw": lambda: job(objective="ftw", ratio=RATIOS["raw"]),
+}
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_killed_anywhere_it_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
+    made = JOBS[kind]()
+    data = federation(120, 100)
+
+    def sites(folder: Path) -> dict[str, Any]:
+        return make_sites(made, folder, data=data, privacy=policy(made))
+
+    counter = Mortal(sites(tmp_path / "a"), 10**9)
+    whole = Coordinator(made, counter, tmp_path / "b").run()
+    asked = 10**9 - counter.left
+    places = range(1, asked) if kind == "erm" else range(2, asked, 11)
+    for at in places:
+        folder = tmp_path / f"killed-{at}"
+        with pytest.raises(Killed):
+            Coordinator(made, Mortal(sites(folder / "s"), at), folder / "r").run()
+        result, found = run(made, sites(folder / "s"), folder / "r")
+        assert bits(found, params(tmp_path / "b")), at
+        lines = [(h["phase"], h["round"]) for h in result["history"]]
+        assert lines == [(h["phase"], h["round"]) for h in whole["history"]]
+        assert not dropped(result), at
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    made = JOBS["scaffold"]()
+    whole = run(made, make_sites(made, tmp_path / "a"), tmp_path / "b")
+    for _ in range(60):
+        try:
+            grid = Mortal(make_sites(made, tmp_path / "s"), 14)
+            result = Coordinator(made, grid, tmp_path / "r").run()
+            break
+        except Killed:
+            continue
+    assert bits(params(tmp_path / "r"), whole[1])
+    assert sum(e["what"] == "resume" for e in result["events"]) >= 2
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    made = job()
+    run(made, make_sites(made, tmp_path / "s"), tmp_path / "r")
+    for name in ("events", "history"):
+        with (tmp_path / "r" / f"{name}.jsonl").open("a") as file:
+            file.write('{"time": 3, "wh')
+    for _ in range(2):
+        result, _ = run(made, make_sites(made, tmp_path / "s"), tmp_path / "r")
+    assert [h["round"] for h in result["history"]] == [1, 2, 3, 4]
+
+
+def test_a_folder_belongs_to_one_task(tmp_path: Path) -> None:
+    Coordinator(job(), InProcess({}), tmp_path)
+    assert Coordinator(job(), InProcess({}), tmp_path).run_name.endswith(job().digest)
+    with pytest.raises(FedshiftError, match="holds a run of task"):
+        Coordinator(job(seed=1), InProcess({}), tmp_path)
+
+
+# -- what it costs -------------------------------------------------------------------------------
+
+
+def test_the_ledger_counts_bytes_and_no_rows_on_rung_2(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=RATIOS["multi-source"])
+    result, _ = run(made, make_sites(made, tmp_path / "s"), tmp_path / "r")
+    cost = {(r["client"], r["phase"]): r for r in result["ledger"]}
+    assert sum(r["rows"] for r in result["ledger"]) == 0
+    for stage in (made.stage("ratio"), made.stage("model")):
+        task, rounds = stage.blank(), stage.plan.n_rounds * stage.folds
+        for name in NAMES:
+            assert cost[name, stage.phase]["up"] == rounds * task.bytes_up()
+            assert cost[name, stage.phase]["down"] == rounds * task.bytes_down()
+    assert result["rung"] == 2
+
+
+def test_the_ledger_counts_rows_on_rung_5(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=RATIOS["raw"])
+    data = federation(120, 100)
+    sites = make_sites(made, tmp_path / "s", data=data, privacy=policy(made))
+    quiet: Change = lambda _, a: replace(a, facts={})  # noqa: E731  # rows count, said or not
+    sites["ash"] = Altered(sites["ash"], quiet, ("query.share",))
+    result, _ = run(made, sites, tmp_path / "r")
+    rows = {r["client"]: r["rows"] for r in result["ledger"] if r["phase"] == "query.share"}
+    assert rows == dict.fromkeys(NAMES, 60)
+
+
+# -- hostile answers outside of training ---------------------------------------------------------
+
+SHARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "presence": ("labels", {"presence": np.zeros(9, dtype=np.uint8)}),
+    "slope": ("labels", {"slope": np.full(CLASSES + 1, np.nan)}),
+    "curve": ("labels", {"curve": -np.eye(CLASSES + 1)}),
+    "huge curve": ("labels", {"curve": np.full((CLASSES + 1,) * 2, 1e300)}),
+    "law": ("labels", {"law": np.full(CLASSES, 7.0)}),
+    "negative law": ("labels", {"law": np.array([1.5, -0.5, 0.0])}),
+    "counts": ("bound", {"counts": np.zeros((2, 2), dtype=np.int64)}),
+    "negative counts": ("bound", {"counts": np.full((4, 30), -5)}),
+    "rows": ("raw", {"rows": np.full((60, DIM), np.nan)}),
+    "other rows": ("raw", {"rows": np.zeros((60, DIM + 2))}),
+    "no rows": ("raw", {"rows": np.zeros((0, DIM))}),
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+def test_nonsense_in_the_ratio_phase_is_survived(what: str, tmp_path: Path) -> None:
+    kind, new = SHARED[what]
+    made = job(objective="ftw", ratio=RATIOS[kind])
+    data = federation(120, 100)
+    sites = make_sites(made, tmp_path / "s", data=data, privacy=policy(made))
+    key = next(iter(new))
+    change = arrays(lambda old: {**old, **new} if key in old else old)
+    sites["cedar"] = Altered(sites["cedar"], change, ("query.share",))
+    result, _ = run(made, sites, tmp_path / "r")
+    assert set(dropped(result)) == {"cedar"}
+    assert result["mean"] > 0.5
+    assert np.isfinite(params(tmp_path / "r").numpy()).all()
+
+
+@pytest.mark.parametrize("kind", ["labels", "raw"])
+def test_a_ratio_phase_without_answers_stops(kind: str, tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=RATIOS[kind])
+    sites = make_sites(made, tmp_path / "s", privacy=Privacy(rung=0))
+    with pytest.raises(TooFewAnswers, match="0 of 4 sites"):
+        run(made, sites, tmp_path / "r")

@@ -1,0 +1,366 @@
+"""A site: what it answers, what it refuses, and what it remembers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import (
+    CLASSES,
+    DIM,
+    NAMES,
+    federation,
+    job,
+    make_sites,
+    multi_source,
+    normed,
+    question,
+    run,
+    same,
+    small,
+    start,
+)
+
+from fedshift.errors import InputError
+from fedshift.federation.job import Job, RatioPhase
+from fedshift.federation.messages import Header, Message
+from fedshift.federation.plan import QSGD, FedAvg, FedSGD, TopK
+from fedshift.federation.site import KEPT, Site
+from fedshift.privacy.policy import Privacy
+
+LABELS = RatioPhase(
+    kind="federated-mlls",
+    model=small,
+    plan=FedAvg(rounds=2, local_steps=3, batch_size=16),
+    folds=2,
+)
+BOUND = multi_source(bound=True)
+
+
+def site(made: Job, folder: Path, **changes: Any) -> Site:
+    given = {"privacy": Privacy(rung=made.rung, raw=made.rung == 5), **changes}
+    return Site(made, federation()["ash"], folder, **given)
+
+
+def weighed(made: Job, folder: Path, **changes: Any) -> Site:
+    """A site that has its weights."""
+    out = site(made, folder, **changes)
+    assert out.handle(question(made, "query.share", what="own")).error == ""
+    return out
+
+
+# -- who it is -----------------------------------------------------------------------------------
+
+
+def test_it_says_who_it_is_and_how_its_rows_weigh(tmp_path: Path) -> None:
+    made = job(objective="fitw", ratio=RatioPhase(kind="given"))
+    ratio = np.log(np.linspace(0.5, 1.5, len(federation()["ash"].x)))
+    s = site(made, tmp_path, log_ratio=ratio)
+    before = s.handle(question(made, "query.describe"))
+    assert before.facts["weighed"] is False
+    assert "mean_weight" not in before.facts
+    s.handle(question(made, "query.share", what="own"))
+    facts = s.handle(question(made, "query.describe")).facts
+    assert (facts["client"], facts["task"], facts["rung"]) == ("ash", made.digest, 0)
+    assert facts["mean_weight"] == pytest.approx(1.0)
+    assert 0.5 < float(facts["ess_share"]) < 1.0  # type: ignore[arg-type]
+    assert "epsilon" not in facts
+
+
+def test_a_site_must_fit_its_job(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="this site is 'ash'"):
+        site(job(clients=("birch", "elm")), tmp_path)
+    with pytest.raises(InputError, match="shape"):
+        site(job(shape=(DIM + 1,)), tmp_path)
+
+
+# -- what it refuses -----------------------------------------------------------------------------
+
+
+def test_replays_are_refused_also_after_a_restart(tmp_path: Path) -> None:
+    made = job()
+    s = weighed(made, tmp_path)
+    asked = question(made, "train.model", arrays=start(made))
+    assert s.handle(asked).error == ""
+    assert "replay" in s.handle(asked).error
+    again = site(made, tmp_path)
+    assert "replay" in again.handle(asked).error
+    assert again.handle(question(made, "train.model", arrays=start(made))).error == ""
+
+
+def test_a_question_that_was_refused_is_used_up_too(tmp_path: Path) -> None:
+    made = job()
+    asked = question(made, "train.model", arrays={})
+    assert "replay" not in site(made, tmp_path).handle(asked).error
+    assert "replay" in site(made, tmp_path).handle(asked).error
+
+
+def test_another_task_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+    made, other = job(), job(seed=1)
+    s = site(made, tmp_path)
+    answer = s.handle(question(other, "train.model", arrays=start(made)))
+    assert f"task {other.digest!r}; this site has agreed to {made.digest!r}" in answer.error
+    for name in ("../up", "/root", ".hidden", "a" * 200, "ä"):
+        head = Header(f"{name}-{made.digest}", "query.describe", 0)
+        assert "name of a run" in s.handle(Message(head)).error
+    assert not list(tmp_path.rglob("*"))
+
+
+SHARES: dict[str, tuple[RatioPhase, int]] = {
+    "presence": (LABELS, 1),
+    "law": (LABELS, 1),
+    "calibrate": (LABELS, 2),
+    "cells": (BOUND, 3),
+    "rows-generated": (RatioPhase(kind="generated", quota=20), 4),
+    "rows-raw": (RatioPhase(kind="raw", quota=20), 5),
+}
+
+
+@pytest.mark.parametrize("what", SHARES)
+def test_what_its_rung_does_not_allow_stays(what: str, tmp_path: Path) -> None:
+    ratio, need = SHARES[what]
+    made = job(objective="ftw", ratio=ratio)
+    assert made.rung >= need
+    for rung in range(need):
+        s = site(made, tmp_path / str(rung), privacy=Privacy(rung=rung))
+        if ratio.kind in ("multi-source", "federated-mlls"):
+            s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
+        answer = s.handle(question(made, "query.share", what=what.partition("-")[0]))
+        assert answer.error.startswith("Refused")
+        assert f"rung {need}" in answer.error
+        assert not answer.arrays
+        assert not answer.facts
+
+
+def test_ratio_gradients_need_rung_2(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=multi_source())
+    asked = question(made, "train.ratio", arrays=start(made, "ratio"))
+    answer = site(made, tmp_path, privacy=Privacy(rung=1)).handle(asked)
+    assert answer.error.startswith("Refused: 'train.ratio' needs rung 2")
+    assert not answer.arrays
+
+
+@pytest.mark.parametrize(("phase", "ratio"), [("train.model", None), ("train.ratio", LABELS)])
+def test_a_law_with_few_rows_stays(phase: str, ratio: Any, tmp_path: Path) -> None:
+    made = job(objective="ftw" if ratio else "erm", ratio=ratio or RatioPhase(kind="local"))
+    rows = len(federation()["ash"].x)
+    arrays = start(made, phase.partition(".")[2])
+    policy = {"rung": made.rung, "min_rows": rows + 1}
+    answer = site(made, tmp_path, privacy=Privacy(**policy)).handle(
+        question(made, phase, arrays=arrays)
+    )
+    assert "fewer rows" in answer.error
+    assert str(rows) not in answer.error.replace(str(rows + 1), "")  # how many is not told
+    if phase == "train.ratio":  # enough to train with, too few in use
+        fewer = Privacy(rung=2, min_rows=41)
+        answer = site(made, tmp_path, privacy=fewer).handle(question(made, phase, arrays=arrays))
+        assert "fewer rows" in answer.error
+
+
+def test_a_table_is_refused_for_good_also_after_a_restart(tmp_path: Path) -> None:
+    """No cell could be shown: that is an answer, and asking on would undo the protection."""
+    made = job(objective="ftw", ratio=LABELS)
+    policy = Privacy(rung=2, min_count=10_000, min_rows=1)
+    theta = {"theta": np.concatenate([[1.0], np.zeros(CLASSES)])}
+    for _ in range(2):
+        s = site(made, tmp_path, privacy=policy)
+        s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
+        answer = s.handle(question(made, "query.share", arrays=theta, what="law"))
+        assert answer.error.startswith("Refused")
+        policy = Privacy(rung=2, min_count=0)
+    assert "asked before" in answer.error
+
+
+def test_noise_and_a_classifier_of_labels_do_not_go_together(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=LABELS)
+    s = site(made, tmp_path, privacy=Privacy(rung=2, noise=1.0))
+    models = question(made, "query.share", arrays=start(made, "ratio"), what="models")
+    assert s.handle(models).error == ""
+    theta = np.concatenate([[1.0], np.zeros(CLASSES)])
+    arrays = {"theta": theta, "having": np.full(CLASSES, 4.0)}
+    for phase, sent, facts in (
+        ("train.ratio", start(made, "ratio"), {}),
+        ("query.share", {}, {"what": "presence"}),
+        ("query.share", arrays, {"what": "calibrate"}),
+    ):
+        answer = s.handle(question(made, phase, arrays=sent, **facts))  # type: ignore[arg-type]
+        assert "'multi-source'" in answer.error, phase
+        assert not answer.arrays
+    quiet = Privacy(rung=2, epsilon_counts=1.0)
+    s = site(made, tmp_path / "quiet", privacy=quiet)
+    s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
+    answer = s.handle(question(made, "query.share", arrays={"theta": theta}, what="law"))
+    assert "is no count" in answer.error
+
+
+# -- whatever it is asked, it answers ------------------------------------------------------------
+
+VALUES: list[Any] = [
+    *(np.zeros(3), np.zeros((2, 2)), np.array(1.0), np.array([np.nan]), np.zeros(0)),
+    *(np.arange(5), np.zeros((3, DIM), dtype=np.float32), -np.ones(CLASSES + 1)),
+    *(np.array([np.inf] * 9), np.ones(CLASSES + 1), np.zeros(CLASSES + 1), np.ones(CLASSES)),
+]
+KEYS = (
+    *("0/params", "0/stats", "0/control", "1/params", "theta", "having", "law", "edges"),
+    *("counts", "hidden", "pool"),
+)
+
+
+@pytest.mark.parametrize("kind", ["multi-source", "bound", "labels", "raw", "local", "scaffold"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_odd_questions_get_an_answer(kind: str, begun: bool, tmp_path: Path) -> None:
+    ratio = {
+        **{"multi-source": multi_source(), "bound": BOUND, "labels": LABELS},
+        "raw": RatioPhase(kind="raw", quota=20),
+    }.get(kind, RatioPhase(kind="local"))
+    objective = "erm" if kind in ("local", "scaffold") else "ftw"
+    plan: Any = FedAvg(rounds=2, local_steps=1, scaffold=True) if kind == "scaffold" else FedSGD()
+    made = job(objective=objective, ratio=ratio, plan=plan, model=normed)
+    s = site(made, tmp_path)
+    if begun:
+        s.handle(question(made, "query.share", what="own"))
+        s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
+    rng = np.random.default_rng(0)
+    shares = ("own", "models", "presence", "calibrate", "law", "laws", "cells", "bound", "pool")
+    asked: list[tuple[str, dict[str, Any]]] = [("query.share", {"what": w}) for w in shares]
+    asked += [("query.share", {}), ("query.share", {"what": 3}), ("query.share", {"what": "x"})]
+    asked += [("train.model", {}), ("train.ratio", {}), ("evaluate.model", {})]
+    whole = start(made) | start(made, "ratio")
+    for phase, facts in asked:
+        for _ in range(6):
+            arrays = {k: VALUES[int(rng.integers(len(VALUES)))] for k in KEYS if rng.random() < 0.5}
+            if rng.random() < 0.5:
+                arrays = whole | dict(list(arrays.items())[:1])
+            answer = s.handle(question(made, phase, arrays=arrays, laws=3, **facts))
+            assert answer.header.phase == phase
+            assert not answer.error.startswith("SiteFailed"), answer.error
+            assert Message.decode(answer.encode()).error == answer.error
+            for name, a in answer.arrays.items():
+                assert np.isfinite(a).all(), (phase, facts, name)
+
+
+def test_what_goes_wrong_inside_is_told_by_its_kind_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = job()
+    s = weighed(made, tmp_path)
+
+    def broken(*_: Any) -> Any:
+        raise KeyError("row 17: Smith, John")
+
+    monkeypatch.setattr(s, "_train", broken)
+    answer = s.handle(question(made, "train.model", arrays=start(made)))
+    assert answer.error == "SiteFailed: KeyError; see the site's log"
+    assert "Smith" in caplog.text
+
+
+def test_training_that_diverges_is_said(tmp_path: Path) -> None:
+    plan = FedAvg(rounds=2, local_steps=30, local_lr=1e30, compression=QSGD(4))
+    made = job(plan=plan)
+    answer = weighed(made, tmp_path).handle(question(made, "train.model", arrays=start(made)))
+    assert answer.error.startswith("TrainingDiverged")
+    assert not answer.arrays
+
+
+def test_needs_are_named(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=LABELS)
+    s = site(made, tmp_path)
+    theta = {"theta": np.concatenate([[1.0], np.zeros(CLASSES)])}
+    assert "NeedsModels" in s.handle(question(made, "query.share", arrays=theta, what="law")).error
+    asked = question(made, "train.model", arrays=start(made))
+    assert "NeedsWeights" in s.handle(asked).error
+    given = job(objective="ftw", ratio=RatioPhase(kind="given"))
+    answer = site(given, tmp_path).handle(question(given, "query.share", what="own"))
+    assert "this site has none" in answer.error
+
+
+# -- what it remembers ---------------------------------------------------------------------------
+
+REMEMBERED: dict[str, Any] = {
+    "scaffold": (FedAvg(rounds=9, local_steps=2, scaffold=True, batch_size=8), small),
+    "topk": (FedSGD(iterations=9, compression=TopK(0.1), batch_size=8), small),
+    "local": (FedSGD(iterations=9, norm="local", batch_size=8), normed),
+    "local-average": (FedAvg(rounds=9, local_steps=2, norm="local", batch_size=8), normed),
+}
+
+
+@pytest.mark.parametrize("kind", REMEMBERED)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_round_asked_again_gets_the_same_answer(
+    kind: str, restarted: bool, tmp_path: Path
+) -> None:
+    plan, model = REMEMBERED[kind]
+    made = job(plan=plan, model=model)
+    s = weighed(made, tmp_path)
+    rng = np.random.default_rng(0)
+    sent = [
+        {n: (a + 0.01 * rng.normal(size=a.shape)).astype(a.dtype) for n, a in start(made).items()}
+        for _ in range(6)
+    ]
+    first = [s.handle(question(made, "train.model", i, sent[i])) for i in range(6)]
+    assert not same(first[4].arrays, first[5].arrays)
+    for back in range(1, KEPT):  # as far as the checkpoints of a server go back
+        if restarted:
+            s = site(made, tmp_path)
+        for i in range(6 - back, 6):
+            again = s.handle(question(made, "train.model", i, sent[i]))
+            assert again.error == ""
+            assert same(again.arrays, first[i].arrays), (back, i)
+            assert again.facts == first[i].facts
+    files = list(tmp_path.rglob("memory-model-*"))
+    assert len(files) == KEPT
+
+
+@pytest.mark.parametrize("kind", REMEMBERED)
+def test_a_site_started_anew_for_every_question_is_the_same_site(kind: str, tmp_path: Path) -> None:
+    plan, model = REMEMBERED[kind]
+    made = job(plan=plan, model=model)
+
+    class Cold:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def handle(self, message: Message) -> Message:
+            data = federation()[self.name]
+            policy = Privacy(rung=made.rung)
+            return Site(made, data, tmp_path / "cold" / self.name, privacy=policy).handle(message)
+
+    warm = run(made, make_sites(made, tmp_path / "warm"), tmp_path / "a")
+    cold = run(made, {n: Cold(n) for n in NAMES}, tmp_path / "b")
+    assert np.array_equal(warm[1].numpy(), cold[1].numpy())
+    assert warm[0]["evaluation"] == cold[0]["evaluation"]
+
+
+def test_label_models_outlive_the_process(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=LABELS)
+    asked = question(made, "query.share", arrays=start(made, "ratio"), what="models")
+    assert site(made, tmp_path).handle(asked).error == ""
+    answer = site(made, tmp_path).handle(question(made, "query.share", what="presence"))
+    assert answer.arrays["presence"].tolist() == [1] * CLASSES
+
+
+def test_runs_do_not_meet(tmp_path: Path) -> None:
+    made = job()
+    s = weighed(made, tmp_path)
+    asked = question(made, "train.model", arrays=start(made), run="other")
+    assert "NeedsWeights" in s.handle(asked).error
+    assert s.handle(question(made, "query.share", what="own", run="other")).error == ""
+    assert s.handle(question(made, "train.model", arrays=start(made))).error == ""
+    assert sorted(p.name.partition("-")[0] for p in tmp_path.iterdir()) == ["other", "run"]
+
+
+def test_scores_are_told_where_there_are_labels(tmp_path: Path) -> None:
+    made = job(model=normed, plan=FedSGD(iterations=3, norm="local", batch_size=8))
+    s = weighed(made, tmp_path)
+    answer = s.handle(question(made, "evaluate.model", 0, start(made)))
+    score = json.loads(str(answer.facts["score"]))
+    assert (score["client"], score["n"]) == ("ash", 40)
+    assert 0 <= score["accuracy"] <= 1
+    data = federation()["ash"]
+    blind = Site(made, type(data)("ash", data.x, data.y, data.test_x), tmp_path / "blind")
+    assert blind.handle(question(made, "evaluate.model", 0, start(made))).facts == {
+        "labelled": False
+    }
