@@ -23,6 +23,7 @@ from fedshift.core.files import atomic_path, write_text
 from fedshift.core.label import newton
 from fedshift.core.samples import Float64Array
 from fedshift.defence.pool import PoolDefence, clean_pool
+from fedshift.defence.ratios import check_law
 from fedshift.defence.robust import check_update
 from fedshift.errors import FedshiftError
 from fedshift.federation.aggregate import aggregate
@@ -225,7 +226,8 @@ class Coordinator:
             arrays = {"theta": theta}
             if wanted not in (None, "own"):
                 whose = list(laws) if wanted == "all" else [str(wanted)]
-                arrays["law"] = np.sum([laws[n] for n in whose if n in laws], axis=0)
+                # in an order that says nothing of whose is whose
+                arrays["laws"] = np.array(sorted(laws[n] for n in whose if n in laws))
             return arrays, {}
 
         plain = self._share_with("laws", ask)
@@ -272,9 +274,10 @@ class Coordinator:
         told = self._ask("query.share", 0, asked, limit=4096) if asked else {}
         laws = {}
         for name, message in told.items():
-            law = message.array("law", (self.job.classes,))
-            if (law < 0).any() or not 0.99 < law.sum() < 1.01:
-                self._drop(name, "query.share", 0, "its label law does not sum to one")
+            law = message.arrays.get("law")
+            why = check_law(law, self.job.classes)
+            if why is not None or law is None:
+                self._drop(name, "query.share", 0, f"its label law has {why}")
                 continue
             laws[name] = law.tolist()
         return {"theta": theta.tolist(), "laws": laws}

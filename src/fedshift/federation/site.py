@@ -38,7 +38,7 @@ from fedshift.federation.ratios import (
     site_weights,
 )
 from fedshift.federation.reference import BY_CLIENT
-from fedshift.federation.task import State, Task
+from fedshift.federation.task import State, Task, mean_by_client
 from fedshift.learn.evaluate import evaluate
 from fedshift.privacy.accountant import Accountant
 from fedshift.privacy.audit import fit_audited
@@ -169,7 +169,9 @@ class Site:
         w = self._weights
         top = float(np.square(w).sum())
         ess = float(w.sum() ** 2 / top) if top > 0 else 0.0
-        return {"mean_weight": float(w.mean()), "ess_share": round(ess / len(w), 3)}
+        kind = torch.float64 if self.job.precision == "float64" else torch.float32
+        mean = mean_by_client(torch.as_tensor(w, dtype=kind), np.array([0, len(w)]))[0]
+        return {"mean_weight": float(mean), "ess_share": round(ess / len(w), 3)}
 
     def _own(self, _: Message) -> Answer:
         if not self.job.weighs or self.job.goal.goal(self.data.name) is None:
@@ -250,15 +252,18 @@ class Site:
         return {"law": law / law.sum()}, {}
 
     def _laws(self, message: Message) -> Answer:
-        """Weights from the test label laws' sum, or from the site's own law, which stays here."""
+        """Weights from all test label laws, or from the site's own law, which stays here."""
         reader = self._reader()
         goal = self.job.goal.goal(self.data.name)
         if goal is None:
             return self._weigh(None)
         if goal == "own":
             theta = message.array("theta", (self.job.classes + 1,)).astype(np.float64)
-            return self._weigh(reader.log_ratio(reader.test_law(theta)))
-        return self._weigh(reader.log_ratio(message.array("law", (self.job.classes,))))
+            return self._weigh(reader.log_ratio(reader.test_law(theta)[None]))
+        laws = message.array("laws")
+        if laws.ndim != 2 or laws.shape[1] != self.job.classes or not len(laws):
+            raise MessageError(f"laws must have {self.job.classes} classes; got {laws.shape}")
+        return self._weigh(reader.log_ratio(laws))
 
     def _cells(self, message: Message) -> Answer:
         """How many of the site's test rows lie in cells along each client's log ratio, (K, M)."""
