@@ -14,8 +14,9 @@ import pytest
 from fedshift.cli import parser
 from fedshift.deploy import commands
 from fedshift.deploy.agreement import Agreement
-from fedshift.deploy.files import make_site, read_site
+from fedshift.deploy.files import Files, make_site, read_site
 from fedshift.deploy.keys import Keys, make_keys
+from fedshift.errors import InputError
 from fedshift.experiments.recipe import Recipe
 from fedshift.privacy.policy import RUNGS
 
@@ -131,3 +132,16 @@ def test_the_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     exec(shlex.split(saves, comments=True)[2], rows)
     ward = make_site(read_site(tmp_path / "site.toml"))
     assert (ward.data.name, ward.privacy.rung, ward.privacy.min_rows) == ("ward-1", 2, 50)
+
+
+def test_a_site_is_found_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "site-2"
+    home.mkdir()
+    (home / "site.toml").write_text(blocks("toml")[2], encoding="utf-8")
+    monkeypatch.setenv("FEDSHIFT_SITE", str(tmp_path / "{client-name}" / "site.toml"))
+    assert Files().client({"client-name": "site-2", "partition-id": 1}) == "ward-1"
+    monkeypatch.delenv("FEDSHIFT_SITE")
+    with pytest.raises(InputError, match="must name site"):
+        Files().client({"client-name": "site-2", "partition-id": 1})
