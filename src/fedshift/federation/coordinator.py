@@ -25,7 +25,7 @@ from fedshift.core.files import atomic_path, write_text
 from fedshift.core.label import newton
 from fedshift.core.samples import Float64Array
 from fedshift.defence.pool import PoolDefence, clean_pool
-from fedshift.defence.ratios import check_law
+from fedshift.defence.ratios import check_law, defend_normalisers
 from fedshift.defence.robust import check_update
 from fedshift.errors import FedshiftError
 from fedshift.federation.aggregate import aggregate
@@ -398,7 +398,7 @@ class Coordinator:
         return line
 
     def _normaliser(self, stage: Stage, heard: Mapping[str, Heard], fold: int) -> Float64Array:
-        """N_k of everybody: what the sites said their mean weight is."""
+        """N_k of everybody: what the sites said their mean weight is, if that can be true."""
         out = np.ones(len(self.job.clients))
         plan: Any = stage.plan
         if getattr(plan, "normalise", "none") == "self":
@@ -407,7 +407,8 @@ class Coordinator:
                 told = {n: h.parts[fold] for n, h in heard.items()}
             for name, mean in told.items():
                 out[self.job.clients.index(name)] = mean
-        return out
+        every = stage.name == "model" and self.job.goal.kind == "ftw"
+        return defend_normalisers(out, self.job.defence, laws=len(out) if every else 1)
 
     def _replies(
         self,
