@@ -165,6 +165,9 @@ class Agreement:
         if len(recipe.methods) != 1 or len(recipe.seeds) != 1:
             raise InputError(f"{place}: an agreement is about one method and one seed")
         below, given = place.under("deploy"), dict(deploy)
+        for name in ("ratio", "robust"):
+            if not isinstance(given.get(name, {}), Mapping):
+                raise below.wrong(name, "a table", given[name])
         ratio = _read_ratio(given.pop("ratio", {}), below)
         robust = dict(given.pop("robust", {}))
         if robust.get("clip") == "none":  # TOML has no None
