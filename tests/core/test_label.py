@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshift.core.label import bbse, bcts, mlls, rlls
+from fedshift.core.label import Calibration, bbse, bcts, bcts_sums, mlls, newton, rlls
 from fedshift.errors import InputError
 
 
@@ -104,3 +106,81 @@ def test_bad_probabilities_and_matrices() -> None:
         bcts([[0.5, 0.5]], [2])
     with pytest.raises(InputError, match="spread"):
         bcts([[0.5, 0.5]], [1], spread=0.0)
+
+
+# -- a calibration by all -----------------------------------------------------------------------
+
+
+def sites(seed: int, n: int = 60, k: int = 4) -> tuple[Any, Any, Any]:
+    """Over-confident probabilities, labels and weights."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, k, n)
+    logits = rng.normal(size=(n, k)) * 2
+    logits[np.arange(n), y] += 2.0
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    w = rng.random(n)
+    return p / p.sum(axis=1, keepdims=True), y, w / w.sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_are_derivatives_of_the_loss(seed: int) -> None:
+    p, y, w = sites(seed)
+    rng = np.random.default_rng(seed)
+    theta = np.concatenate([[0.7], rng.normal(0, 0.3, 4)])
+    loss, slope, curve = bcts_sums(p, y, w, theta)
+    calibrated = Calibration(1 / theta[0], theta[1:])(p)
+    assert loss == pytest.approx(-np.dot(w, np.log(calibrated[np.arange(len(y)), y])))
+    step = 1e-5
+    for i in range(5):
+        ahead, behind = theta.copy(), theta.copy()
+        ahead[i] += step
+        behind[i] -= step
+        (a, da, _), (b, db, _) = (bcts_sums(p, y, w, t) for t in (ahead, behind))
+        assert slope[i] == pytest.approx((a - b) / (2 * step), abs=1e-7)
+        np.testing.assert_allclose(curve[i], (da - db) / (2 * step), atol=1e-7)
+    assert np.linalg.eigvalsh(curve).min() > -1e-12  # convex
+
+
+def test_sums_over_sites_are_those_of_all_rows() -> None:
+    parts = [sites(s) for s in range(3)]
+    theta = np.array([1.2, 0.1, -0.3, 0.0, 0.2])
+    each = [bcts_sums(p, y, w, theta) for p, y, w in parts]
+    whole = bcts_sums(*(np.concatenate(a) for a in zip(*parts, strict=True)), theta)
+    for i in range(3):
+        np.testing.assert_allclose(sum(e[i] for e in each), whole[i], atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_newton_finds_the_calibration_in_a_few_rounds(seed: int) -> None:
+    p, y, w = sites(seed, n=200)
+    alone = bcts(p, y, weight=w)
+    theta = np.concatenate([[1.0], np.zeros(4)])
+    losses = []
+    for _ in range(8):
+        loss, slope, curve = bcts_sums(p, y, w, theta)
+        losses.append(loss)
+        theta = newton(theta, slope, curve)
+    assert 1 / theta[0] == pytest.approx(alone.temperature, rel=1e-4)
+    np.testing.assert_allclose(theta[1:], alone.bias, atol=1e-4)
+    assert theta[1:].sum() == pytest.approx(0.0, abs=1e-12)
+    assert losses[-1] <= min(losses) + 1e-12
+
+
+def test_newton_stays_within_reason() -> None:
+    """All right and sure: the likeliest temperature is zero; none right: infinite."""
+    k = 3
+    sure = np.full((30, k), 1e-6)
+    y = np.arange(30) % k
+    sure[np.arange(30), y] = 1.0
+    sure /= sure.sum(axis=1, keepdims=True)
+    for labels in (y, (y + 1) % k):
+        theta = np.concatenate([[1.0], np.zeros(k)])
+        for _ in range(30):
+            _, slope, curve = bcts_sums(sure, labels, np.full(30, 1 / 30), theta)
+            new = newton(theta, slope, curve)
+            assert np.isfinite(new).all()
+            assert theta[0] / 4 - 1e-12 <= new[0] <= theta[0] * 4 + 1e-12
+            theta = new
+        assert np.exp(-5) <= theta[0] <= np.exp(3)
+    flat = newton(np.ones(4), np.zeros(4), np.zeros((4, 4)))  # nobody said anything
+    assert np.isfinite(flat).all()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedshift.federation.compress import compress, sent_bytes
-from fedshift.federation.plan import QSGD, TopK
+from fedshift.federation.compress import compress, pack, sent_bytes, unit, unpack
+from fedshift.federation.plan import QSGD, Compression, TopK
 
 
 def vectors(seed: int, count: int, size: int = 40) -> Tensor:
@@ -104,3 +106,72 @@ def test_bytes_by_hand() -> None:
     # 16 levels, two signs and zero: 33 values, 6 bits; 1000 · 6 / 8 and the length
     assert sent_bytes(QSGD(16), 1000, 4) == 750 + 4
     assert sent_bytes(QSGD(1), 3, 8) == 1 + 8  # 3 values, 2 bits: 6 bits round up to a byte
+
+
+# -- on the wire ---------------------------------------------------------------------------------
+
+SCHEMES: list[Compression | None] = [None, TopK(0.1), TopK(1.0), QSGD(1), QSGD(7), QSGD(16)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+def test_what_is_unpacked_is_what_was_packed(scheme: Any, dtype: torch.dtype) -> None:
+    for seed in range(20):
+        (v,) = vectors(seed, 1, 1 + 7 * seed).to(dtype)
+        v = v * 10.0 ** (seed - 10)
+        sent = v
+        if scheme is not None:
+            sent, _ = compress(scheme, v, None, seed=0, client="a", number=seed)
+        arrays = pack(scheme, sent, 0.0 if scheme is None else unit(scheme, v))
+        got = unpack(scheme, arrays, len(v))
+        assert got.dtype == dtype
+        assert torch.equal(got, sent)
+        size = sum(a.nbytes for a in arrays.values())
+        assert size <= sent_bytes(scheme, len(v), v.element_size())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+def test_nothing_at_all_travels_too(scheme: Any) -> None:
+    v = torch.zeros(9)
+    sent = v if scheme is None else compress(scheme, v, None, seed=0, client="a", number=0)[0]
+    arrays = pack(scheme, sent, 0.0 if scheme is None else unit(scheme, v))
+    assert torch.equal(unpack(scheme, arrays, 9), v)
+
+
+def test_the_top_level_is_not_left_by_rounding() -> None:
+    """One number is all of the length, and in float32 the draw on top of it rounds up to one."""
+    v = torch.tensor([3.0])
+    for number in range(3000):
+        sent, _ = compress(QSGD(1 << 22), v, None, seed=0, client="a", number=number)
+        arrays = pack(QSGD(1 << 22), sent, unit(QSGD(1 << 22), v))
+        assert torch.equal(unpack(QSGD(1 << 22), arrays, 1), sent)
+        assert float(sent) <= 3.0 * (1 + 1e-6)
+
+
+F, U = np.ones(2, dtype=np.float32), np.array([0, 5], dtype=np.uint32)
+BAD: list[tuple[Any, dict[str, Any], str]] = [
+    (None, {}, "missing"),
+    (None, {"update": np.array(1.0)}, "shape"),
+    (None, {"update": np.zeros((2, 5))}, "shape"),
+    (None, {"update": np.arange(10)}, "type int64"),
+    (TopK(0.2), {"update": F}, "'at' is missing"),
+    (TopK(0.2), {"update": F, "at": U[:1]}, "1 places for 2 numbers"),
+    (TopK(0.1), {"update": F, "at": U}, "2 places"),
+    (TopK(0.2), {"update": F, "at": np.array([0, 10], dtype=np.uint32)}, "below 10"),
+    (TopK(0.2), {"update": F, "at": np.array([3, 3], dtype=np.uint32)}, "different"),
+    (TopK(0.2), {"update": F, "at": np.array([0, -1])}, "type int64"),
+    (TopK(0.2), {"update": F, "at": np.array([0.0, np.nan])}, "type float64"),
+    (TopK(0.2), {"update": F, "at": U[:, None]}, "shape"),
+    (QSGD(1), {"update": F, "bits": np.zeros(3, dtype=np.uint8)}, "bits"),
+    (QSGD(1), {"update": F[:1], "bits": np.zeros(2, dtype=np.uint8)}, "2 bytes for 10"),
+    (QSGD(1), {"update": F[:1], "bits": np.zeros(3, dtype=np.uint16)}, "bits"),
+    (QSGD(1), {"update": F[:1], "bits": np.zeros(3)}, "type float64"),
+    (QSGD(1), {"update": F[:1], "bits": np.full(3, 255, dtype=np.uint8)}, "levels above 1"),
+    (QSGD(1), {"update": F[:1]}, "'bits' is missing"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "arrays", "why"), BAD)
+def test_what_is_no_packed_vector_is_refused(scheme: Any, arrays: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        unpack(scheme, arrays, 10)

@@ -168,6 +168,9 @@ class Agreement:
         if len(recipe.methods) != 1 or len(recipe.seeds) != 1:
             raise InputError(f"{place}: an agreement is about one method and one seed")
         below, given = place.under("deploy"), dict(deploy)
+        for name in ("ratio", "robust"):
+            if not isinstance(given.get(name, {}), Mapping):
+                raise below.wrong(name, "a table", given[name])
         ratio = _read_ratio(given.pop("ratio", {}), below)
         robust = _read_with_off(Robust, given.pop("robust", {}), below.under("robust"))
         defence = _read_with_off(RatioDefence, given.pop("defence", {}), below.under("defence"))

@@ -23,6 +23,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from fedshift.errors import InputError
 from fedshift.federation.messages import Message
@@ -139,7 +140,7 @@ def make_site(settings: Mapping[str, Any]) -> Any:
             with np.load(settings["rows"], allow_pickle=False) as parts:
                 own = dict(parts)
             data = ClientData.of(name, own["x"], own["y"], own["test_x"], own.get("test_y"))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
             raise InputError(
                 f"rows {settings['rows']} must be an .npz file with x, y, test_x and perhaps "
                 f"test_y: {error}"
