@@ -60,6 +60,9 @@ class Grid(Protocol):
     def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Answered]:
         """Send each client its question; give answers back as they come, until the deadline."""
 
+    def wait_for(self, clients: Iterable[str], seconds: float) -> None:
+        """Wait until all of these can be reached, or the time is over."""
+
 
 T = TypeVar("T")
 #: a client and its answer, or why there is none
@@ -76,6 +79,9 @@ class InProcess:
 
     def __init__(self, sites: Mapping[str, Any]) -> None:
         self.sites = sites
+
+    def wait_for(self, clients: Iterable[str], seconds: float) -> None:
+        """Who is not here will not come."""
 
     def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Answered]:
         """Ask sites by turns."""
@@ -434,6 +440,8 @@ class Coordinator:
             if len(out) >= least:
                 return out
             self._note("too few", phase=stage.phase, round=number, why=f"try {attempt + 1}")
+            if attempt + 1 < self.job.tries:  # a node that was killed is away for a minute
+                self.grid.wait_for([n for n in who if n not in out], self.job.deadline)
         raise TooFewAnswers(
             f"{stage.phase}, round {number}: {len(out)} of {len(who)} sites gave an answer that "
             f"can be used, {least} are needed, after {self.job.tries} tries; see events.jsonl for "
