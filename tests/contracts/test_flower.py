@@ -234,16 +234,22 @@ CASES = [
 
 @pytest.mark.parametrize(("plan", "norm", "who", "objective", "precision"), CASES)
 def test_flower_equals_reference_bit_for_bit(
-    plan: str,
-    norm: str,
-    who: str,
-    objective: str,
-    precision: str,
-    tmp_path: Path,
+    plan: str, norm: str, who: str, objective: str, precision: str, tmp_path: Path
 ) -> None:
     made = PLANS[plan](batch_size=8, norm=norm, participation=PARTICIPATION[who], seed=3)
-    job = job_of(made, objective, precision)
-    found, wire = by_flower(job, tmp_path)
+    compare(job_of(made, objective, precision), tmp_path)
+
+
+@pytest.mark.parametrize("plan", ["fedsgd", "fedavg", "scaffold"])
+@pytest.mark.parametrize("norm", ["averaged", "local"])
+def test_clients_with_other_parts_or_none(plan: str, norm: str, tmp_path: Path) -> None:
+    parts = {"ash": 2.0, "birch": 0.0}
+    made = PLANS[plan](batch_size=8, norm=norm, seed=3, client_weights=parts)
+    compare(job_of(made, "ftw", "float64"), tmp_path)
+
+
+def compare(job: Job, folder: Path) -> None:
+    found, wire = by_flower(job, folder)
     expected = by_reference(job)
     assert found.round == expected.round == ROUNDS
     assert {"query.describe", "query.share", "train.model", "evaluate.model"} == wire.types
@@ -253,10 +259,10 @@ def test_flower_equals_reference_bit_for_bit(
     missing = set(expected.tensors) - set(found.tensors)
     assert "params" in found.tensors
     assert missing <= {"local", "local_m", "local_v", "local_t", "ck", "error"} | (
-        {"stats", "mean_stats", "mean_local"} if norm == "local" else set()
+        {"stats", "mean_stats", "mean_local"} if job.plan.norm == "local" else set()
     )
-    _same_memory(job, tmp_path, expected, missing)
-    events = (tmp_path / "record" / "events.jsonl").read_text()
+    _same_memory(job, folder, expected, missing)
+    events = (folder / "record" / "events.jsonl").read_text()
     assert '"dropped"' not in events
 
 

@@ -120,10 +120,12 @@ def test_garbage_and_half_messages_do_not_end_it(path: Path) -> None:
     assert Remote(path, timeout=5).handle(asked()).error == ""
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_raises_inside_is_no_answer(path: Path) -> None:
-    with pytest.raises(WorkerGone, match="start it again"):
-        Remote(path, timeout=5).handle(asked(what="raise"))
+def test_what_raises_inside_is_told_by_its_kind_only(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = Remote(path, timeout=5).handle(asked(what="raise"))
+    assert answer.error == "SiteFailed: RuntimeError; see the worker's log"
+    assert "inside" in caplog.text
     assert Remote(path, timeout=5).handle(asked()).facts == {"count": 2}
 
 

@@ -7,6 +7,7 @@ owner may enter, and the worker asks the kernel who is calling: nobody but its o
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import stat
@@ -19,6 +20,7 @@ from typing import Protocol
 from fedshift.errors import FedshiftError, InputError
 from fedshift.federation.messages import Message, MessageError
 
+_LOG = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<Q")
 _PEER = struct.Struct("3i")
 #: most bytes of a message, either way
@@ -154,10 +156,18 @@ def _answer(connection: socket.socket, handler: Handler, lock: threading.Lock) -
             check_peer(connection)
             message = Message.decode(_receive(connection))
             with lock:
-                reply = handler.handle(message)
+                reply = _handled(handler, message)
             _send(connection, reply.encode())
         except (OSError, MessageError):
             return  # who asks so gets no answer
+
+
+def _handled(handler: Handler, message: Message) -> Message:
+    try:
+        return handler.handle(message)
+    except Exception as error:  # what it says may show rows, so only its kind leaves
+        _LOG.exception("the worker could not answer %s", message.header)
+        return message.answer(error=f"SiteFailed: {type(error).__name__}; see the worker's log")
 
 
 def _send(connection: socket.socket, data: bytes) -> None:
