@@ -38,7 +38,7 @@ from fedshift.federation.ratios import (
     site_weights,
 )
 from fedshift.federation.reference import BY_CLIENT
-from fedshift.federation.task import State, Task
+from fedshift.federation.task import State, Task, mean_by_client
 from fedshift.learn.evaluate import evaluate
 from fedshift.privacy.accountant import Accountant
 from fedshift.privacy.audit import fit_audited
@@ -169,7 +169,9 @@ class Site:
         w = self._weights
         top = float(np.square(w).sum())
         ess = float(w.sum() ** 2 / top) if top > 0 else 0.0
-        return {"mean_weight": float(w.mean()), "ess_share": round(ess / len(w), 3)}
+        kind = torch.float64 if self.job.precision == "float64" else torch.float32
+        mean = mean_by_client(torch.as_tensor(w, dtype=kind), np.array([0, len(w)]))[0]
+        return {"mean_weight": float(mean), "ess_share": round(ess / len(w), 3)}
 
     def _own(self, _: Message) -> Answer:
         if not self.job.weighs or self.job.goal.goal(self.data.name) is None:

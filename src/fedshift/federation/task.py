@@ -215,8 +215,7 @@ class Task:
     @cached_property
     def mean_weight(self) -> Float64Array:
         """Mean weight of every client's rows, (K,)."""
-        w = self.weight.double().cpu().numpy()
-        return np.asarray(np.add.reduceat(w, self.start[:-1]) / np.diff(self.start))
+        return mean_by_client(self.weight, self.start)
 
     @cached_property
     def normaliser(self) -> Float64Array:
@@ -421,6 +420,12 @@ class Task:
                     layer.running_mean.copy_(means[name])
                     layer.running_var.copy_(variances[name])
         return (restore(model) if plain else model).eval()
+
+
+def mean_by_client(weight: Tensor, start: npt.NDArray[np.int64]) -> Float64Array:
+    """Means of rows that lie client after client, (K,); a site alone finds the same bits."""
+    w = weight.double().cpu().numpy()
+    return np.asarray(np.add.reduceat(w, start[:-1]) / np.diff(start))
 
 
 def _blended(batch: Batch, keep: float) -> Batch:
