@@ -20,12 +20,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs Flower where it is not installed."""
-    if os.access(Path(sys.executable).parent / "flower-superlink", os.X_OK):
-        return
+    """Skip what needs Flower where it is not installed, and its minutes unless asked for."""
+    missing = not os.access(Path(sys.executable).parent / "flower-superlink", os.X_OK)
     for item in items:
-        if item.get_closest_marker("flower"):
+        if not item.get_closest_marker("flower"):
+            continue
+        if missing:
             item.add_marker(pytest.mark.skip(reason="flwr is not installed"))
+        elif item.get_closest_marker("slow") and not os.environ.get("FEDSHIFT_SLOW"):
+            why = "takes minutes; FEDSHIFT_SLOW=1 pytest -m flower tests/deploy runs it"
+            item.add_marker(pytest.mark.skip(reason=why))
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     assert not left, f"processes left behind: {left}"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def left() -> Callable[[Path], dict[int, str]]:
     """Look for processes that know of a folder."""
     return knowing

@@ -18,6 +18,9 @@ from fedshift.errors import InputError
 HOST = "127.0.0.1"
 #: name of the connection in Flower's own configuration file
 CONNECTION = "fedshift"
+#: seconds the SuperLink waits for its own database; after five, its default, it fails, and with it
+#: nodes and run, when one site has sent a gigabyte that is then cleared away
+DATABASE_PATIENCE = 120
 #: what a SuperNode writes when the SuperLink has let it in
 NODE_READY = "SuperNode ID:"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -60,7 +63,8 @@ def environment(home: Path) -> dict[str, str]:
 def superlink(port: int, *, database: Path, keys: Keys | None) -> list[str]:
     """Start a SuperLink: with TLS and known nodes only, or open and in the clear."""
     out = [find("flower-superlink"), "--host", HOST, "--port", str(port)]
-    out += ["--database", str(database), "--disable-runtime-dependency-installation"]
+    out += ["--database", f"sqlite:///{database}?timeout={DATABASE_PATIENCE}"]
+    out += ["--disable-runtime-dependency-installation"]
     if keys is None:
         return [*out, "--insecure"]
     out += ["--ssl-ca-certfile", str(keys.ca), "--ssl-certfile", str(keys.certificate)]

@@ -89,7 +89,7 @@ class Files:
 
     def site(self, node: Mapping[str, Any]) -> Any:
         """A warm worker if there is one, else the site in this very process."""
-        return Either(read_site(site_file(node)))
+        return Either(read_site(site_file(node)), patience=float(node.get("patience", 3600.0)))
 
     def job(self, run: Mapping[str, Any]) -> Any:
         """The job of the agreement."""
@@ -103,17 +103,21 @@ class Files:
 
 
 class Either:
-    """A site behind its socket, or, if nobody answers there, in this process."""
+    """A site behind its socket, or, if nobody is there, in this process.
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = settings
+    A worker that is there and silent is waited for, `patience` seconds. A SuperNode does one thing
+    after the other, so a wait without end would keep it from every later question.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], *, patience: float) -> None:
+        self._settings, self._patience = settings, patience
 
     def handle(self, message: Message) -> Message:
         """Have a question answered."""
         socket = self._settings.get("socket")
         if socket is not None and Path(socket).exists():
             try:
-                return Remote(socket).handle(message)
+                return Remote(socket, timeout=self._patience).handle(message)
             except WorkerGone:
                 pass  # it was killed; its memory is on the disk
         answer: Message = make_site(self._settings).handle(message)

@@ -41,6 +41,7 @@ def deploy_local(
     warm: bool = True,
     privacy: Privacy | None = None,
     data_dir: str | None = None,
+    wait: float = 120.0,
     on_line: Callable[[str], None] | None = None,
     on_event: Callable[[str], None] | None = None,
     on_start: Callable[[Fleet], None] | None = None,
@@ -59,6 +60,8 @@ def deploy_local(
         Keep a worker with data and model loaded beside every node.
     privacy : Privacy, optional
         Policy of all sites; the rung the agreement needs by default (never 5).
+    wait : float
+        Seconds to wait, once, for all sites to connect.
     on_line, on_event, on_start, timeout
         As for `run_local`.
     """
@@ -86,7 +89,7 @@ def deploy_local(
             clients=names,
             folder=folder,
             tls=tls,
-            run_config={"task": str(task)},
+            run_config={"task": str(task), "wait": wait},
             node_config={name: {"site": str(path)} for name, path in sites.items()},
             beside=beside if warm else None,
             on_line=on_line,

@@ -57,8 +57,13 @@ class TooFewAnswers(FedshiftError, RuntimeError):
 class Grid(Protocol):
     """Whoever carries messages."""
 
-    def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Answered]:
-        """Send each client its question; give answers back as they come, until the deadline."""
+    def exchange(
+        self, questions: Mapping[str, Message], *, deadline: float, limit: int
+    ) -> Iterable[Answered]:
+        """Send each client its question; give answers back as they come, until the deadline.
+
+        Answers of more than `limit` bytes need not be read: the reason takes their place.
+        """
 
     def wait_for(self, clients: Iterable[str], seconds: float) -> None:
         """Wait until all of these can be reached, or the time is over."""
@@ -83,7 +88,9 @@ class InProcess:
     def wait_for(self, clients: Iterable[str], seconds: float) -> None:
         """Who is not here will not come."""
 
-    def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Answered]:
+    def exchange(
+        self, questions: Mapping[str, Message], *, deadline: float, limit: int
+    ) -> Iterable[Answered]:
         """Ask sites by turns."""
         for name, question in questions.items():
             if name not in self.sites:
@@ -431,8 +438,9 @@ class Coordinator:
         out: dict[str, Heard] = {}
         for attempt in range(self.job.tries):
             missing = [n for n in who if n not in out]
-            if again is not None:
+            if again is not None:  # without weights it cannot train, and to ask would cost time
                 again([n for n in missing if n not in self.mean_weight])
+                missing = [n for n in missing if n in self.mean_weight]
             answers = self._ask(
                 stage.phase, number, {n: (sent, {}) for n in missing}, limit=stage.limit()
             )
@@ -469,7 +477,8 @@ class Coordinator:
         }
         expected, out = Expected(questions), {}
         late = set(questions)
-        for name, answer in self.grid.exchange(questions, deadline=self.job.deadline):
+        answers = self.grid.exchange(questions, deadline=self.job.deadline, limit=limit)
+        for name, answer in answers:
             if name not in questions:
                 self._drop(name, phase, number, "was not asked")
                 continue

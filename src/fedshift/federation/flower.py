@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ast
 import math
+import queue
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -38,6 +40,8 @@ POLL = 0.25
 _HEADER = {"run": str, "phase": str, "round": int, "nonce": str, "error": str}
 #: seconds a node that is gone from Flower's list is still waited for
 GRACE = 5.0
+#: seconds Flower keeps a message beyond the deadline of its round
+SLACK = 60.0
 
 
 class Handler(Protocol):
@@ -54,7 +58,7 @@ class Described(Protocol):
         """The name of the client at a node, from its node config."""
 
     def site(self, node: Mapping[str, Any]) -> Handler:
-        """What answers at a node."""
+        """What answers at a node; later than ``node["patience"]`` seconds nobody listens."""
 
     def job(self, run: Mapping[str, Any]) -> Any:
         """The `fedshift.federation.job.Job`, from the run config."""
@@ -149,8 +153,9 @@ def client_app(task: Described) -> ClientApp:
                 content=RecordDict({"who": ConfigRecord({"client": name})}), reply_to=envelope
             )
         message = from_records(records)
+        node = {**context.node_config, "patience": max(1.0, envelope.metadata.ttl - SLACK)}
         try:
-            reply = task.site(context.node_config).handle(message)
+            reply = task.site(node).handle(message)
         except FedshiftError as error:
             reply = message.answer(error=f"{type(error).__name__}: {error}")
         return Envelope(content=to_records(reply), reply_to=envelope)
@@ -211,9 +216,13 @@ class FlowerGrid:
         self._waited = False
 
     def exchange(
-        self, questions: Mapping[str, Message], *, deadline: float
+        self, questions: Mapping[str, Message], *, deadline: float, limit: int | None = None
     ) -> Iterable[tuple[str, Message | str]]:
-        """Send, then give back answers as they come, until the deadline."""
+        """Send, then give back answers as they come, until the deadline.
+
+        An answer of more than `limit` bytes is not read. Flower itself has it by then: it hands
+        over whole messages only.
+        """
         nodes = self._nodes(questions, deadline)
         open_: dict[str, str] = {}
         pairs = []
@@ -230,7 +239,7 @@ class FlowerGrid:
             else:
                 yield name, f"not sent to node {envelope.metadata.dst_node_id}"
         at = {name: nodes[name][0] for name in open_.values()}
-        yield from self._answers(open_, at, time.monotonic() + deadline)
+        yield from self._answers(open_, at, time.monotonic() + deadline, limit)
 
     def wait_for(self, clients: Iterable[str], seconds: float) -> None:
         """Wait until all of these are connected, or the time is over."""
@@ -239,15 +248,30 @@ class FlowerGrid:
             time.sleep(1.0)
 
     def _answers(
-        self, open_: dict[str, str], at: Mapping[str, int], end: float
+        self, open_: dict[str, str], at: Mapping[str, int], end: float, limit: int | None
     ) -> Iterable[tuple[str, Message | str]]:
+        """Every answer is fetched by a thread of its own: a slow one keeps no other waiting."""
+        arrived: queue.SimpleQueue[tuple[str, Envelope | Exception]] = queue.SimpleQueue()
+        for number in open_:
+            threading.Thread(
+                target=self._fetch,
+                args=(number, end, max(POLL, 0.02 * len(open_)), arrived),
+                daemon=True,
+            ).start()
         gone: dict[str, float] = {}
         look = time.monotonic() + GRACE
-        while open_ and time.monotonic() < end:
-            for envelope in self._grid.pull_messages(list(open_)):
-                name = open_.pop(envelope.metadata.reply_to_message_id, None)
+        while open_ and (left := end - time.monotonic()) > 0:
+            try:
+                number, envelope = arrived.get(timeout=min(left, GRACE))
+            except queue.Empty:
+                pass
+            else:
+                if isinstance(envelope, Exception):
+                    self._grid.get_node_ids()  # raises if it is the SuperLink that is gone
+                name = open_.pop(number, None)
                 if name is not None:
-                    yield name, _opened(envelope)
+                    yield name, _opened(envelope, limit)
+                del envelope  # it may be large, and the next one long in coming
             now = time.monotonic()
             if open_ and now > look:  # who left will not answer
                 online, look = set(self._grid.get_node_ids()), now + GRACE
@@ -257,15 +281,31 @@ class FlowerGrid:
                     elif now - gone.setdefault(name, now) > GRACE:
                         del open_[number]
                         yield name, "its node went away in the middle of the round"
-            if open_:
-                time.sleep(POLL)
+
+    def _fetch(
+        self,
+        number: str,
+        end: float,
+        pause: float,
+        arrived: queue.SimpleQueue[tuple[str, Envelope | Exception]],
+    ) -> None:
+        """Look for the answer to one message until it is there or late."""
+        while time.monotonic() < end:
+            try:
+                for envelope in self._grid.pull_messages([number]):
+                    arrived.put((number, envelope))
+                    return
+            except Exception as error:  # such as an answer that Flower cannot put together
+                arrived.put((number, error))
+                return
+            time.sleep(pause)
 
     def _envelope(self, node: int, question: Message, deadline: float) -> Envelope:
         return Envelope(
             content=to_records(question),
             dst_node_id=node,
             message_type=question.header.phase,
-            ttl=deadline + 60.0,
+            ttl=deadline + SLACK,
         )
 
     def _nodes(self, wanted: Iterable[str], deadline: float) -> dict[str, list[int]]:
@@ -314,11 +354,13 @@ class FlowerGrid:
                 time.sleep(POLL)
 
 
-def _opened(envelope: Envelope) -> Message | str:
+def _opened(envelope: Envelope | Exception, limit: int | None) -> Message | str:
     """The answer in an envelope, or why there is none."""
+    if isinstance(envelope, Exception):
+        return f"its answer does not arrive: {type(envelope).__name__}: {envelope}"
     if envelope.has_error():
         return f"its node failed: {envelope.error.reason or envelope.error.code}"
     try:
-        return from_records(envelope.content)
+        return from_records(envelope.content, limit=limit)
     except MessageError as error:
         return str(error)

@@ -33,6 +33,10 @@ class WorkerGone(FedshiftError, ConnectionError):
     """Nobody answers at the socket."""
 
 
+class WorkerLate(FedshiftError, TimeoutError):
+    """Somebody is there, and has not answered in time."""
+
+
 class Handler(Protocol):
     """Whatever answers."""
 
@@ -89,6 +93,8 @@ class Remote:
         ------
         WorkerGone
             If nobody listens, or the worker dies before it has answered.
+        WorkerLate
+            If it does not answer in time. It may still be at work, so nobody else should be.
         """
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -97,6 +103,10 @@ class Remote:
                 check_peer(connection)
                 _send(connection, message.encode())
                 return Message.decode(_receive(connection))
+        except TimeoutError:
+            raise WorkerLate(
+                f"the worker at {self.path} has not answered within {self._timeout:g} s"
+            ) from None
         except OSError as error:
             raise WorkerGone(f"no worker answers at {self.path}: {error}; start it again") from None
 
