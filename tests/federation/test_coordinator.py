@@ -179,8 +179,10 @@ def test_two_answers_and_answers_nobody_asked_for(tmp_path: Path) -> None:
     made = job()
 
     class Chatty(InProcess):
-        def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Any]:
-            for name, answer in super().exchange(questions, deadline=deadline):
+        def exchange(
+            self, questions: Mapping[str, Message], *, deadline: float, limit: int
+        ) -> Iterable[Any]:
+            for name, answer in super().exchange(questions, deadline=deadline, limit=limit):
                 yield name, answer
                 yield name, answer
                 yield "mallory", answer
@@ -198,8 +200,10 @@ def test_silence_is_named(tmp_path: Path) -> None:
     made = job(deadline=0.5)
 
     class Deaf(InProcess):
-        def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Any]:
-            for name, answer in super().exchange(questions, deadline=deadline):
+        def exchange(
+            self, questions: Mapping[str, Message], *, deadline: float, limit: int
+        ) -> Iterable[Any]:
+            for name, answer in super().exchange(questions, deadline=deadline, limit=limit):
                 if name != "elm":
                     yield name, answer
 
@@ -334,12 +338,14 @@ class Mortal(InProcess):
         super().__init__(sites)
         self.left = at
 
-    def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Any]:
+    def exchange(
+        self, questions: Mapping[str, Message], *, deadline: float, limit: int
+    ) -> Iterable[Any]:
         for name, question in questions.items():
             if self.left == 0:
                 raise Killed
             self.left -= 1
-            yield from super().exchange({name: question}, deadline=deadline)
+            yield from super().exchange({name: question}, deadline=deadline, limit=limit)
 
 
 JOBS: dict[str, Callable[[], Job]] = {
