@@ -23,12 +23,16 @@ PAGE = HERE.parent / "docs" / "results.md"
 PAPER = HERE / "records" / "paper"
 #: table, methods with exact and estimated ratios, and without
 PRIZE = (
-    ("fmnist-five", "FTW", "FTW-federated-mlls", "ERM"),
-    ("fmnist-five", "FITW", "FITW-federated-mlls", "ERM"),
-    ("fmnist-two", "FTW", "FTW-federated-mlls", "ERM"),
-    ("fmnist-two", "FTW", "FTW-multi-source", "ERM"),
-    ("cifar-five", "FTW-mixup", "FTW-mixup-federated-mlls", "ERM-mixup"),
+    ("paper/fmnist-five", "FTW", "FTW-federated-mlls", "ERM"),
+    ("paper/fmnist-five", "FTW", "FTW-multi-source", "ERM"),
+    ("paper/fmnist-five", "FITW", "FITW-federated-mlls", "ERM"),
+    ("paper/fmnist-two", "FTW", "FTW-federated-mlls", "ERM"),
+    ("paper/fmnist-two", "FTW", "FTW-multi-source", "ERM"),
+    ("paper/cifar-five", "FTW-mixup", "FTW-mixup-federated-mlls", "ERM-mixup"),
+    ("ablation/fmnist-five", "all-exact", "all", "ERM"),
 )
+#: what each method of the ablation differs from
+CHANGED = {"all-exact": "FTW-exact", "FTW-estimated": "FTW-exact", "ERM": "FTW-estimated"}
 #: said once, above the tables
 COMMON = (
     "ours: accuracy, mean over clients, of the last iterate; mean over n seeds ± 95 % t interval; "
@@ -150,7 +154,7 @@ def estimated() -> str:
     """What estimated ratios keep of the gain that exact ones have over ERM."""
     rows = []
     for name, exact, own, base in PRIZE:
-        (found,) = compare([PAPER / f"{name}.jsonl"])
+        (found,) = compare([HERE / "records" / f"{name}.jsonl"])
         gain, kept = found.paired(exact, base), found.paired(own, base)
         assert gain is not None
         assert kept is not None
@@ -162,6 +166,22 @@ def estimated() -> str:
             f"{100 * kept[0] / gain[0]:.0f} % | {gap[2]} |"
         )
     head = "| table | method | estimated | exact | ERM | estimated − exact | gain kept | seeds |"
+    return lines(head, rows)
+
+
+def ablation() -> str:
+    """Paired differences of every change to training with estimated ratios."""
+    (found,) = compare([HERE / "records" / "ablation" / "fmnist-five.jsonl"])
+    rows = []
+    for line in found.rows:
+        base = CHANGED.get(line.method, "FTW-estimated")
+        gap = None if line.method == "FTW-exact" else found.paired(line.method, base)
+        said = "" if gap is None else f"{gap[0]:+.4f} ± {gap[1] or 0:.4f}"
+        mean, half = line.ours[:2]
+        rows.append(
+            f"| {line.method} | {mean:.4f} ± {half or 0:.4f} | {base if said else ''} | {said} |"
+        )
+    head = "| method | accuracy | compared with | difference of the same seeds |"
     return lines(head, rows)
 
 
@@ -204,6 +224,7 @@ def main() -> int:
         no_harm,
         paper,
         estimated,
+        ablation,
     )
     for name, make in ((m.__name__, m) for m in makers):
         if f"<!-- {name} -->" not in new:

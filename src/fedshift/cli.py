@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift import __version__
+from fedshift.deploy.command import add as add_deploy
 from fedshift.errors import FedshiftError, InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_compare(commands)
     _add_pack(commands)
+    add_deploy(commands)
     _add_list(commands)
     _add_demo(commands)
     _add_doctor(commands)

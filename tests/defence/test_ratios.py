@@ -14,6 +14,7 @@ from fedshift.defence.ratios import (
     RatioDefence,
     check_law,
     defend_log_ratios,
+    defend_normalisers,
     defend_weights,
     label_log_ratios,
 )
@@ -145,6 +146,12 @@ def test_weights_stay_above_the_floor(seed: int, spread: float) -> None:
     defence = RatioDefence(min_ess=0.1)
     w = defend_weights(s, defence)
     assert effective_sample_size(w.values) >= defence.floor(300) * (1 - 1e-9)
+
+
+def test_normalisers_cannot_buy_a_larger_part() -> None:
+    said = [3.0, 1e9, -2.0, math.inf, math.nan]
+    np.testing.assert_array_equal(defend_normalisers(said, laws=5), [3, 10, 0, 0, 0])
+    assert defend_normalisers([1e9], OFF).tolist() == [1e9]
 
 
 def test_floors() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.deploy import commands
+from fedshift.deploy import commands, guard
 from fedshift.deploy.errors import DeployError
 from fedshift.deploy.fleet import Fleet
 from fedshift.deploy.keys import write_node_key
@@ -27,7 +27,7 @@ from fedshift.errors import InputError
 pytestmark = pytest.mark.flower
 
 
-def wait(until: Callable[[], object], seconds: float = 60.0) -> None:
+def wait(until: Callable[[], object], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < end, "it did not come"
@@ -59,16 +59,31 @@ class Accident:
             self.act(self.fleet)
 
 
+def helping(fleet: Fleet, client: str) -> list[int]:
+    return guard.members(fleet.tag, part=f"helper {client}")
+
+
 def test_a_round_over_tls_with_three_nodes(app: Path, folder: Path) -> None:
     lines: list[str] = []
     fleets: list[Fleet] = []
+    helped = Accident("round 0", lambda fleet: helpers.extend(helping(fleet, "ward-1")))
+    helpers: list[int] = []
+
+    def start(fleet: Fleet) -> None:
+        fleets.append(fleet)
+        helped.start(fleet)
+
+    def read(line: str) -> None:
+        lines.append(line)
+        helped.read(line)
+
     finished = run_local(
         app,
         clients=["ward-1", "ward-2", "ward-3"],
         folder=folder / "run",
         run_config={"nodes": 3},
-        on_line=lines.append,
-        on_start=fleets.append,
+        on_line=read,
+        on_start=start,
     )
     assert answered(finished) == [["ward-1", "ward-2", "ward-3"]]
     assert finished.attempts == 1
@@ -80,6 +95,8 @@ def test_a_round_over_tls_with_three_nodes(app: Path, folder: Path) -> None:
         assert "Sent successfully" in (folder / f"run/logs/node-{name}.log").read_text()
     assert finished.events[-1]["what"] == "all processes ended"
     assert fleets[0].survivors() == []
+    assert helpers
+    assert not list((folder / "run/fleet").iterdir())  # no key is kept
     with pytest.raises(InputError, match="already holds a finished run"):
         run_local(app, clients=1, folder=folder / "run")
 
@@ -210,7 +227,7 @@ def test_nothing_is_left_however_it_ends(
     there = set(left(folder).values())
     assert {"flower-superlin", "flower-supernod", "flower-superexe", "flwr-serverapp"} <= there
     program.send_signal(number)
-    program.wait(timeout=30)
-    wait(lambda: not left(folder), seconds=15)
+    program.wait(timeout=60)
+    wait(lambda: not left(folder), seconds=30)
     expected: dict[int, Any] = {signal.SIGINT: {1, 130, -2}, signal.SIGTERM: {143}}
     assert program.returncode in expected.get(number, {-9})

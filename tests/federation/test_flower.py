@@ -222,6 +222,7 @@ class Nodes:
     def __init__(self, **nodes: str) -> None:
         self.nodes = {100 + i: (n.rstrip("0"), how) for i, (n, how) in enumerate(nodes.items())}
         self.waiting: dict[str, Envelope] = {}
+        self.names: dict[str, Envelope] = {}
         self.looks = 0
 
     def get_node_ids(self) -> Iterable[int]:
@@ -234,12 +235,16 @@ class Nodes:
         for message in messages:
             meta = message.metadata
             name, how = self.nodes[meta.dst_node_id]
-            if how == "unsent":
+            asked = "who" in message.content
+            if how == "unsent" and not asked:
                 yield None
                 continue
             number = f"{meta.dst_node_id}-{len(self.waiting)}-{id(message)}"
             meta.__dict__["_message_id"] = number
-            self.waiting[number] = self._reply(message, name, how)
+            if asked:
+                self.names[number] = self._who(message, name, how)
+            else:
+                self.waiting[number] = self._reply(message, name, how)
             yield number
 
     def _reply(self, message: Envelope, name: str, how: str) -> Envelope:
@@ -254,23 +259,17 @@ class Nodes:
     def pull_messages(self, numbers: Iterable[str]) -> Iterable[Envelope]:
         for number in list(numbers):
             how = self.nodes[int(number.partition("-")[0])][1]
-            if how not in ("silent", "leaves") and number in self.waiting:
+            if number in self.names:
+                yield self.names.pop(number)
+            elif how not in ("silent", "leaves") and number in self.waiting:
                 yield self.waiting.pop(number)
 
-    def send_and_receive(
-        self, messages: Iterable[Envelope], *, timeout: float | None = None
-    ) -> Iterable[Envelope]:
-        out = []
-        for message in messages:
-            name, how = self.nodes[message.metadata.dst_node_id]
-            said: Any = {"client": 7} if how == "odd" else {"client": name}
-            if how == "nameless":
-                out.append(Envelope(FlowerError(code=4, reason="no"), reply_to=message))
-            elif how == "mute":
-                out.append(Envelope(RecordDict({}), reply_to=message))
-            else:
-                out.append(Envelope(RecordDict({"who": ConfigRecord(said)}), reply_to=message))
-        return out
+    def _who(self, message: Envelope, name: str, how: str) -> Envelope:
+        said: Any = {"client": 7} if how == "odd" else {"client": name}
+        if how == "nameless":
+            return Envelope(FlowerError(code=4, reason="no"), reply_to=message)
+        content = {} if how == "mute" else {"who": ConfigRecord(said)}
+        return Envelope(RecordDict(content), reply_to=message)
 
 
 def exchanged(nodes: Nodes, names: Iterable[str], deadline: float = 0.3) -> dict[str, Any]:

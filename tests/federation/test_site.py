@@ -350,7 +350,24 @@ def test_runs_do_not_meet(tmp_path: Path) -> None:
     assert "NeedsWeights" in s.handle(asked).error
     assert s.handle(question(made, "query.share", what="own", run="other")).error == ""
     assert s.handle(question(made, "train.model", arrays=start(made))).error == ""
-    assert sorted(p.name.partition("-")[0] for p in tmp_path.iterdir()) == ["other", "run"]
+    found = sorted(p.name.partition("-")[0] for p in tmp_path.iterdir())
+    assert found == ["books.json", "other", "run"]
+
+
+def test_another_run_gets_no_fresh_books(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=LABELS)
+    policy = Privacy(rung=2, min_count=0)
+    theta = np.concatenate([[1.0], np.zeros(CLASSES)])
+    told = []
+    for run_name, scale in (("one", 1.0), ("two", 3.0)):  # other models, other estimates
+        s = Site(made, federation()[NAMES[0]], tmp_path, privacy=policy)
+        arrays = {n: scale * a for n, a in start(made, "ratio").items()}
+        assert not s.handle(
+            question(made, "query.share", arrays=arrays, what="models", run=run_name)
+        ).error
+        asked = question(made, "query.share", arrays={"theta": theta}, what="law", run=run_name)
+        told.append(s.handle(asked).arrays["law"])
+    assert np.array_equal(told[0], told[1])
 
 
 def test_scores_are_told_where_there_are_labels(tmp_path: Path) -> None:

@@ -225,6 +225,26 @@ def defend_weights(
     return defence.weighting(len(s), normalise)(s, laws=laws)
 
 
+def defend_normalisers(
+    mean_weights: npt.ArrayLike, defence: RatioDefence | None = None, *, laws: int = 1
+) -> Float64Array:
+    """What clients say their mean weight is, (K,), brought down to what can be true.
+
+    With FedAvg a client's mean weight is its part in the mean, and the client itself reports it.
+    In truth E_k Σ_l r_lk ≤ the number of laws; more than `mass` times that, or no number at
+    all, is cut (to 0 where it is not finite or negative).
+
+    Examples
+    --------
+    >>> defend_normalisers([4.5, 5000.0, float("nan")], laws=5).tolist()
+    [4.5, 10.0, 0.0]
+    """
+    defence = RatioDefence() if defence is None else defence
+    m = np.asarray(mean_weights, dtype=np.float64)
+    most = np.inf if defence.mass is None else defence.mass * laws
+    return np.where(np.isfinite(m), np.clip(m, 0.0, most), 0.0)
+
+
 def check_law(law: Any, classes: int) -> str | None:
     """Why what a client sent is no label law over so many classes, or None where it is one.
 

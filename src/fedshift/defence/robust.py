@@ -28,12 +28,14 @@ class Robust:
     .. math:: u = Σ_k p_k \min\left(1, \frac{c}{‖u_k‖}\right) u_k, \qquad
               c = \text{multiple} · \operatorname{median}_k ‖u_k‖
 
-    The default only shortens updates that are much longer than the median one. Under target shift
+    The default only shortens updates that are longer than the median one. Under target shift
     honest updates point in very different directions: each client may be the only one that knows
     a class, and a rule which drops what the others do not say (trimmed mean, median, Krum) drops
     that class for good. Those rules are for clients that are alike. A shortened update can
     still point the wrong way: clipping bounds what one client does in a round to `multiple`
-    ordinary updates, no less.
+    ordinary updates, no less. With ``multiple=1`` the longer half of the updates is shortened a
+    little every round, honest or not; a larger multiple leaves more of them alone and lets one
+    client count for more (``benchmarks/attacks.py`` prints what either costs).
 
     Attributes
     ----------
@@ -44,6 +46,7 @@ class Robust:
     clip : "median", float or None
         Longest update allowed: a multiple of this round's median length, a length, or no limit.
         The median of an even number is the lower one, so that one of two clients cannot move it.
+        Where most updates are 0 so is the limit, and the round makes no step.
     multiple : float
         Of the median, with ``clip="median"``.
     trim : float
@@ -54,12 +57,12 @@ class Robust:
     Examples
     --------
     >>> Robust(clip=None)
-    Robust(rule='mean', clip=None, multiple=2.0, trim=0.2, byzantine=1)
+    Robust(rule='mean', clip=None, multiple=1.0, trim=0.2, byzantine=1)
     """
 
     rule: Rule = "mean"
     clip: float | Literal["median"] | None = "median"
-    multiple: float = 2.0
+    multiple: float = 1.0
     trim: float = 0.2
     byzantine: int = 1
 
@@ -183,9 +186,9 @@ def combine(
     >>> grads = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.0, -5000.0])]
     >>> total, report = combine(grads, [1, 1, 1])
     >>> total.tolist()
-    [1.0, -1.0]
+    [1.0, 0.0]
     >>> report
-    Report(3 updates by mean; shortened to 2: 2)
+    Report(3 updates by mean; shortened to 1: 2)
     """
     robust = Robust() if robust is None else robust
     rows = list(updates)

@@ -15,8 +15,11 @@
     [deploy.ratio]                      # fields of fedshift.federation.job.RatioPhase
     kind = "multi-source"
 
-    [deploy.robust]                     # fields of fedshift.defence.Robust
+    [deploy.robust]                     # fields of fedshift.defence.robust.Robust
     clip = "median"
+
+    [deploy.defence]                    # fields of fedshift.defence.ratios.RatioDefence
+    winsorise = 0.999
 
 Server and sites each have a copy; a site answers only to the digest of its own.
 """
@@ -36,6 +39,7 @@ import numpy as np
 from fedshift.core.files import write_text
 from fedshift.core.samples import Float64Array
 from fedshift.data.federation import ClientData, Federation
+from fedshift.defence.ratios import RatioDefence
 from fedshift.defence.robust import Robust
 from fedshift.errors import InputError
 from fedshift.experiments.recipe import PLANS, Model, Recipe, read_plan
@@ -132,9 +136,8 @@ class Agreement:
         job = self.job
         deploy = {n: plain(v) for n in _PLAIN if (v := getattr(job, n)) is not None}
         deploy["ratio"] = _spelled_ratio(job.ratio)
-        deploy["robust"] = fields_of(job.robust) | (
-            {"clip": "none"} if job.robust.clip is None else {}
-        )
+        deploy["robust"] = _off(fields_of(job.robust), job.robust)
+        deploy["defence"] = _off(fields_of(job.defence), job.defence)
         return to_toml({**self.recipe.to_table(), "deploy": deploy})
 
     def write(self, path: Path) -> Path:
@@ -169,13 +172,13 @@ class Agreement:
             if not isinstance(given.get(name, {}), Mapping):
                 raise below.wrong(name, "a table", given[name])
         ratio = _read_ratio(given.pop("ratio", {}), below)
-        robust = dict(given.pop("robust", {}))
-        if robust.get("clip") == "none":  # TOML has no None
-            robust["clip"] = None
+        robust = _read_with_off(Robust, given.pop("robust", {}), below.under("robust"))
+        defence = _read_with_off(RatioDefence, given.pop("defence", {}), below.under("defence"))
         job = Job(
             **arguments(Job, given, below, skip=_others()),
             ratio=ratio,
-            robust=_read_robust(robust, below),
+            robust=robust,
+            defence=defence,
             **_of_settings(recipe),
         )
         return cls(recipe=recipe, job=job)
@@ -260,10 +263,12 @@ def _read_ratio(table: Mapping[str, Any], place: Place) -> RatioPhase:
     return replace(made, **extra)
 
 
-def _read_robust(table: Mapping[str, Any], place: Place) -> Robust:
-    given = dict(table)
-    none = "clip" in given and given["clip"] is None
-    if none:
-        del given["clip"]
-    made: Robust = make(Robust, given, place.under("robust"))
-    return replace(made, clip=None) if none else made
+def _off(table: dict[str, Any], value: Any) -> dict[str, Any]:
+    """TOML has no None: what is switched off says so."""
+    return {**table, **{n: "off" for n in value.__dataclass_fields__ if n not in table}}
+
+
+def _read_with_off(maker: type[Any], table: Mapping[str, Any], place: Place) -> Any:
+    off = {n: None for n, v in table.items() if v == "off"}
+    made = make(maker, {n: v for n, v in table.items() if n not in off}, place)
+    return replace(made, **off)

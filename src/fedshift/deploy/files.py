@@ -11,11 +11,14 @@ A site's node config names one file, ``site = "/…/site.toml"``, that the site'
     [privacy]                           # fields of fedshift.privacy.Privacy
     rung = 2
 
-Paths are relative to the file. The server's run config says ``task`` and ``record``.
+Paths are relative to the file. Where something else writes the node config (NVIDIA FLARE does), the
+environment names the file: ``FEDSHIFT_SITE=/…/site.toml``. The server's run config says ``task``
+and ``record``.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +29,8 @@ from fedshift.errors import InputError
 from fedshift.federation.messages import Message
 from fedshift.federation.worker import Remote, WorkerGone
 
+#: names the site's file; "{client-name}" in it stands for what the node config says
+SITE = "FEDSHIFT_SITE"
 _KNOWN = ("client", "task", "state", "rows", "socket", "data-dir", "privacy")
 
 
@@ -61,16 +66,30 @@ def read_site(path: Path | str) -> dict[str, Any]:
     return table
 
 
+def site_file(node: Mapping[str, Any]) -> str:
+    """The path of a site's file: from its node config, or from the environment.
+
+    Examples
+    --------
+    >>> site_file({"site": "/srv/site.toml"})
+    '/srv/site.toml'
+    """
+    named = os.environ.get(SITE, "")
+    if "site" in node or not named:
+        return _named(node, "site")
+    return named.replace("{client-name}", str(node.get("client-name", "")))
+
+
 class Files:
     """The description that `fedshift.federation.flower` makes an app of."""
 
     def client(self, node: Mapping[str, Any]) -> str:
         """The name of the client at a node."""
-        return str(read_site(_named(node, "site"))["client"])
+        return str(read_site(site_file(node))["client"])
 
     def site(self, node: Mapping[str, Any]) -> Any:
         """A warm worker if there is one, else the site in this very process."""
-        return Either(read_site(_named(node, "site")))
+        return Either(read_site(site_file(node)))
 
     def job(self, run: Mapping[str, Any]) -> Any:
         """The job of the agreement."""

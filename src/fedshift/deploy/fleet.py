@@ -110,10 +110,11 @@ class Fleet:
         )
         if threading.current_thread() is threading.main_thread():
             for number in _ENDINGS:
-                self._handlers[number] = signal.signal(number, _leave)
+                if signal.getsignal(number) is signal.SIG_DFL:  # one under nohup stays so
+                    self._handlers[number] = signal.signal(number, _leave)
         return self
 
-    def start(self, *, timeout: float = 90.0) -> None:
+    def start(self, *, timeout: float = 180.0) -> None:
         """Start all; returns when every node has been let in or given up.
 
         Raises
@@ -216,7 +217,10 @@ class Fleet:
             batch, waiting = waiting[:2], waiting[2:]
             started = [(path, self.flwr(commands.register(path))) for path in batch]
             for path, process in started:
-                said, _ = process.communicate(timeout=60.0)
+                try:
+                    said, _ = process.communicate(timeout=120.0)
+                except subprocess.TimeoutExpired:
+                    said = "it did not answer within 120 s"
                 if process.returncode != 0:
                     raise DeployError(
                         f"the SuperLink did not take {path.name}:\n{commands.last_words(said)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import threading
 import time
@@ -77,7 +78,8 @@ def run_local(
     name), keeps its checkpoint there and writes `result.json` there, whole, at its end. If the
     SuperLink dies, Flower's run is lost; it is then started again and the run submitted again with
     the same folder, where the app goes on from its checkpoint. SuperNodes that die are started
-    again. All of it is in `events.jsonl`.
+    again. All of it is in `events.jsonl`. Keys and the SuperLink's database are removed at the end
+    of a run that finished, and kept for a look if it did not.
 
     Parameters
     ----------
@@ -116,10 +118,10 @@ def run_local(
     record = folder / "record"
     _check(app, record)
     names = _names(clients)
-    session = time.strftime("%Y%m%d-%H%M%S")
+    home = _fresh(folder / "fleet", time.strftime("%Y%m%d-%H%M%S"))
     events = Events(folder / "events.jsonl", tell=on_event)
     with Fleet(
-        _fresh(folder / "fleet", session),
+        home,
         names,
         tls=tls,
         node_config=node_config,
@@ -138,6 +140,7 @@ def run_local(
         tries = run.to_the_end(until=time.monotonic() + timeout - events.seconds, attempts=attempts)
         seconds = events.seconds
         events.add(f"record written after {seconds:.1f} s", seconds=round(seconds, 3))
+    shutil.rmtree(home, ignore_errors=True)  # keys and messages; nobody needs them any more
     return Finished(
         folder=folder,
         result=json.loads((record / RESULT).read_text(encoding="utf-8")),
@@ -254,5 +257,5 @@ def _fresh(parent: Path, name: str) -> Path:
     number = 0
     while (path := parent / f"{name}{f'-{number}' if number else ''}").exists():
         number += 1
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, mode=0o700)
     return path

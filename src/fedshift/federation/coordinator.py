@@ -25,6 +25,7 @@ from fedshift.core.files import atomic_path, write_text
 from fedshift.core.label import newton
 from fedshift.core.samples import Float64Array
 from fedshift.defence.pool import PoolDefence, clean_pool
+from fedshift.defence.ratios import check_law, defend_normalisers
 from fedshift.defence.robust import check_update
 from fedshift.errors import FedshiftError
 from fedshift.federation.aggregate import aggregate
@@ -59,6 +60,9 @@ class Grid(Protocol):
     def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Answered]:
         """Send each client its question; give answers back as they come, until the deadline."""
 
+    def wait_for(self, clients: Iterable[str], seconds: float) -> None:
+        """Wait until all of these can be reached, or the time is over."""
+
 
 T = TypeVar("T")
 #: a client and its answer, or why there is none
@@ -75,6 +79,9 @@ class InProcess:
 
     def __init__(self, sites: Mapping[str, Any]) -> None:
         self.sites = sites
+
+    def wait_for(self, clients: Iterable[str], seconds: float) -> None:
+        """Who is not here will not come."""
 
     def exchange(self, questions: Mapping[str, Message], *, deadline: float) -> Iterable[Answered]:
         """Ask sites by turns."""
@@ -229,7 +236,8 @@ class Coordinator:
             arrays = {"theta": theta}
             if wanted not in (None, "own"):
                 whose = list(laws) if wanted == "all" else [str(wanted)]
-                arrays["law"] = np.sum([laws[n] for n in whose if n in laws], axis=0)
+                # in an order that says nothing of whose is whose
+                arrays["laws"] = np.array(sorted(laws[n] for n in whose if n in laws))
             return arrays, {}
 
         plain = self._share_with("laws", ask)
@@ -396,7 +404,7 @@ class Coordinator:
         return line
 
     def _normaliser(self, stage: Stage, heard: Mapping[str, Heard], fold: int) -> Float64Array:
-        """N_k of everybody: what the sites said their mean weight is."""
+        """N_k of everybody: what the sites said their mean weight is, if that can be true."""
         out = np.ones(len(self.job.clients))
         plan: Any = stage.plan
         if getattr(plan, "normalise", "none") == "self":
@@ -405,7 +413,8 @@ class Coordinator:
                 told = {n: h.parts[fold] for n, h in heard.items()}
             for name, mean in told.items():
                 out[self.job.clients.index(name)] = mean
-        return out
+        every = stage.name == "model" and self.job.goal.kind == "ftw"
+        return defend_normalisers(out, self.job.defence, laws=len(out) if every else 1)
 
     def _replies(
         self,
@@ -431,6 +440,8 @@ class Coordinator:
             if len(out) >= least:
                 return out
             self._note("too few", phase=stage.phase, round=number, why=f"try {attempt + 1}")
+            if attempt + 1 < self.job.tries:  # a node that was killed is away for a minute
+                self.grid.wait_for([n for n in who if n not in out], self.job.deadline)
         raise TooFewAnswers(
             f"{stage.phase}, round {number}: {len(out)} of {len(who)} sites gave an answer that "
             f"can be used, {least} are needed, after {self.job.tries} tries; see events.jsonl for "
@@ -656,8 +667,9 @@ def _sums(message: Message, size: int) -> tuple[Float64Array, Float64Array]:
 
 def _law(message: Message, classes: int) -> list[float]:
     law = message.array("law", (classes,)).astype(np.float64)
-    if (law < 0).any() or not 0.99 < law.sum() < 1.01:
-        raise MessageError("a label law has shares that sum to one")
+    why = check_law(law, classes)
+    if why is not None:
+        raise MessageError(f"its label law has {why}")
     out: list[float] = (law / law.sum()).tolist()
     return out
 

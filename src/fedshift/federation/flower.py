@@ -232,6 +232,12 @@ class FlowerGrid:
         at = {name: nodes[name][0] for name in open_.values()}
         yield from self._answers(open_, at, time.monotonic() + deadline)
 
+    def wait_for(self, clients: Iterable[str], seconds: float) -> None:
+        """Wait until all of these are connected, or the time is over."""
+        wanted, end = set(clients), time.monotonic() + seconds
+        while not wanted <= set(self._found(seconds)) and time.monotonic() < end:
+            time.sleep(1.0)
+
     def _answers(
         self, open_: dict[str, str], at: Mapping[str, int], end: float
     ) -> Iterable[tuple[str, Message | str]]:
@@ -265,18 +271,23 @@ class FlowerGrid:
     def _nodes(self, wanted: Iterable[str], deadline: float) -> dict[str, list[int]]:
         """Nodes by client; the first time all clients are waited for."""
         end = time.monotonic() + (0.0 if self._waited else self._wait)
+        self._waited = True
         while True:
-            online = list(self._grid.get_node_ids())
-            self._ask_names([n for n in online if n not in self._names], deadline)
-            found: dict[str, list[int]] = {}
-            for node in online:
-                name = self._names.get(node, "")
-                if name in self._clients:
-                    found.setdefault(name, []).append(node)
+            found = self._found(deadline)
             if all(n in found for n in wanted) or time.monotonic() >= end:
-                self._waited = True
                 return found
             time.sleep(POLL)
+
+    def _found(self, deadline: float) -> dict[str, list[int]]:
+        """Nodes that are online, by client."""
+        online = list(self._grid.get_node_ids())
+        self._ask_names([n for n in online if n not in self._names], deadline)
+        found: dict[str, list[int]] = {}
+        for node in online:
+            name = self._names.get(node, "")
+            if name in self._clients:
+                found.setdefault(name, []).append(node)
+        return found
 
     def _ask_names(self, nodes: list[int], deadline: float) -> None:
         if not nodes:
@@ -289,13 +300,18 @@ class FlowerGrid:
             )
             for node in nodes
         ]
-        for envelope in self._grid.send_and_receive(asked, timeout=min(deadline, 60.0)):
-            if envelope.has_error():
-                continue
-            said = envelope.content.get("who")
-            name = said.get("client") if isinstance(said, ConfigRecord) else None
-            if isinstance(name, str):
-                self._names[envelope.metadata.src_node_id] = name
+        # not send_and_receive, which looks every three seconds
+        open_ = set(filter(None, self._grid.push_messages(asked)))
+        end = time.monotonic() + min(deadline, 60.0)
+        while open_ and time.monotonic() < end:
+            for envelope in self._grid.pull_messages(list(open_)):
+                open_.discard(envelope.metadata.reply_to_message_id)
+                said = None if envelope.has_error() else envelope.content.get("who")
+                name = said.get("client") if isinstance(said, ConfigRecord) else None
+                if isinstance(name, str):
+                    self._names[envelope.metadata.src_node_id] = name
+            if open_:
+                time.sleep(POLL)
 
 
 def _opened(envelope: Envelope) -> Message | str:

@@ -15,6 +15,7 @@ from torch import nn
 from fedshift.core.params import nearest, one_of, positive, whole
 from fedshift.core.weights import Weighting
 from fedshift.data.federation import ClientData, Federation
+from fedshift.defence.ratios import RatioDefence
 from fedshift.defence.robust import Robust
 from fedshift.errors import InputError
 from fedshift.federation.messages import digest
@@ -110,6 +111,8 @@ class Job:
     ratio : RatioPhase
     robust : Robust
         How updates are combined.
+    defence : RatioDefence
+        What one test law may do to a site's weights, where laws come from others.
     minimum : int, optional
         Fewest answers that make a round; half of those asked by default.
     deadline : float
@@ -128,6 +131,7 @@ class Job:
     weighting: Weighting = field(default_factory=lambda: Weighting(clip=20.0))
     ratio: RatioPhase = field(default_factory=RatioPhase)
     robust: Robust = field(default_factory=Robust)
+    defence: RatioDefence = field(default_factory=RatioDefence)
     minimum: int | None = None
     deadline: float = 120.0
     tries: int = 3

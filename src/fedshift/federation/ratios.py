@@ -17,6 +17,7 @@ from fedshift.core.label import Calibration, bcts_sums, mlls
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
 from fedshift.data.federation import ClientData, Federation
+from fedshift.defence.ratios import defend_log_ratios, label_log_ratios
 from fedshift.federation.job import Job, Stage
 from fedshift.federation.marginals import balanced, folds_of
 from fedshift.federation.messages import MessageError
@@ -62,10 +63,14 @@ class Laws:
         Parameters
         ----------
         client : str, optional
-            Whose test law is in the numerator; the sum over all by default.
+            Whose test law is in the numerator; by default the sum over all, each law within the
+            limits of the job's defence.
         """
         logits = self._logits(models)[: self._train]
-        return self._difference(logits, self.k, client)
+        if client is not None:
+            return self._difference(logits, self.k, client)
+        laws = {c: self._difference(logits, self.k, c) for c in self.job.clients}
+        return defend_log_ratios(laws, self.job.defence)[0]
 
     def scores(self, models: Sequence[nn.Module]) -> Float64Array:
         """Log ratio Σ_l p_l / p_k of the site's test rows, one column for every k, (m, K)."""
@@ -141,11 +146,11 @@ class Labels:
         mean = np.mean([calibration(p) for p in self.used], axis=0)
         return np.asarray(mlls(mean, uniform).prior)
 
-    def log_ratio(self, target: Float64Array) -> Float64Array:
-        """At the training rows, `target` being the test label laws' sum."""
-        y = self.data.y
-        with np.errstate(divide="ignore"):  # a class that nobody's test rows have counts 0
-            return np.asarray(np.log(target[y]) - np.log(self.law[y]))
+    def log_ratio(self, laws: Float64Array) -> Float64Array:
+        """At the training rows, the test label laws (L, C) being summed, each within limits."""
+        named = {str(i): law for i, law in enumerate(laws)}
+        told, _ = label_log_ratios(named, self.law, self.data.y)
+        return defend_log_ratios(told, self.job.defence)[0]
 
 
 def sampler_of(job: Job) -> Any:
@@ -181,11 +186,22 @@ def local_log_ratio(job: Job, data: ClientData) -> Float64Array:
 def site_weights(
     job: Job, data: ClientData, log_ratio: Float64Array, bound: float | None = None
 ) -> Weights:
-    """Weights of a site's rows as the job's `Weighting` makes them, cut at a bound if there is."""
-    weighting = job.weighting
+    """Weights of a site's rows as the job's `Weighting` makes them, cut at a bound if there is.
+
+    Where test laws come from others, the job's defence adds a quantile and a floor on the
+    effective sample size to what the weighting leaves open.
+    """
+    n, weighting = len(data.x), job.weighting
     if bound is not None:
         clip: Any = weighting.clip
         weighting = replace(weighting, clip=bound if clip is None else min(bound, clip))
+    if job.ratio.kind not in ("given", "local"):
+        floor = job.defence.floor(n)
+        weighting = replace(
+            weighting,
+            winsorise=weighting.winsorise or job.defence.winsorise,
+            min_ess=weighting.min_ess or (floor / n if floor else None),
+        )
     laws = len(job.clients) if job.goal.goal(data.name) == "all" else 1
     return weights_of(data.name, log_ratio, weighting, laws)
 

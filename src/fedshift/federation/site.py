@@ -1,8 +1,8 @@
 """All that a site answers: its rows stay here, and what leaves is what its own policy allows.
 
 A site is asked by messages, whoever carries them. It keeps what it must remember on its own disk:
-questions it has answered, weights, what a client carries from round to round, releases and what
-privacy they cost. So a site that was killed goes on where it was.
+questions it has answered, weights, what a client carries from round to round, and, for all runs
+together, what it has told and what privacy that cost. A site that was killed goes on where it was.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedshift import __version__
 from fedshift.core.files import atomic_path, write_text
 from fedshift.core.samples import Float64Array
 from fedshift.data.federation import ClientData, Federation
+from fedshift.defence.ratios import check_law
 from fedshift.errors import FedshiftError, InputError, TrainingDiverged
 from fedshift.federation.client import Broadcast, Client, Memory
 from fedshift.federation.compress import pack
@@ -281,17 +282,18 @@ class Site:
         return {"law": law / law.sum()}, {}
 
     def _laws(self, message: Message) -> Answer:
-        """Weights from the test label laws' sum, or from the site's own law, which stays here."""
+        """Weights from all test label laws, or from the site's own law, which stays here."""
         reader = self._reader()
         goal = self.job.goal.goal(self.data.name)
         if goal is None:
             return self._weigh(None)
         if goal == "own":
-            return self._weigh(reader.log_ratio(reader.test_law(self._theta(message))))
-        law = message.array("law", (self.job.classes,)).astype(np.float64)
-        if (law < 0).any() or not law.sum() > 0:
-            raise MessageError("law must be shares of the classes, summed over sites")
-        return self._weigh(reader.log_ratio(law))
+            return self._weigh(reader.log_ratio(reader.test_law(self._theta(message))[None]))
+        laws = message.array("laws").astype(np.float64)
+        good = laws.ndim == 2 and laws.shape[1] == self.job.classes and len(laws) > 0
+        if not good or any(check_law(law, self.job.classes) for law in laws):
+            raise MessageError(f"laws must be shares of {self.job.classes} classes, a row each")
+        return self._weigh(reader.log_ratio(laws))
 
     def _cells(self, message: Message) -> Answer:
         """How many of the site's test rows lie in cells along each client's log ratio, (K, M)."""
@@ -300,7 +302,7 @@ class Site:
         scores = self._need("scores")["scores"].numpy()
         told = [
             self._releases.answer(
-                "cells",
+                f"cells of {self._run}",  # another run has other cells
                 f"test along {name}",
                 np.bincount(np.digitize(column, edges), minlength=len(edges) + 1),
                 policy=self.privacy,
@@ -395,7 +397,12 @@ class Site:
         if stage.name == "ratio" and self.privacy.noise > 0:
             self._check_noise()
             return PrivateClient(
-                task, 0, memory, policy=self.privacy, books=self._books, stream=f"fold-{fold}"
+                task,
+                0,
+                memory,
+                policy=self.privacy,
+                books=self._books,
+                stream=f"{self._run} fold-{fold}",
             )
         return Client(task, 0, memory)
 
@@ -457,25 +464,20 @@ class Site:
             raise MessageError("the name of a run must be letters, digits, '-', '_' and '.'")
         Seen(self.job.digest).take(message)  # before a folder is made for it
         self._run, self._home = run, self.folder / run
-        notes: dict[str, Any] = {}
-        path = self._home / "site.json"
-        if path.exists():
-            notes = json.loads(path.read_text(encoding="utf-8"))
-        self._seen = Seen(self.job.digest, notes.get("nonces", []))
-        self._releases = Releases.from_record(notes.get("releases", {}))
-        self._books = Accountant.from_record(notes["books"]) if "books" in notes else Accountant()
+        self._seen = Seen(self.job.digest, _notes(self._home / "site.json").get("nonces", []))
+        # of all runs: under another name a server must not get fresh noise or other tables
+        told = _notes(self.folder / "books.json")
+        self._releases = Releases.from_record(told.get("releases", {}))
+        self._books = Accountant.from_record(told["books"]) if "books" in told else Accountant()
         kept = self._kept("weights")
         self._weights = None if kept is None else kept["weights"].numpy()
         self._tasks, self._labels = {}, None
 
     def _leave(self) -> None:
         """Write down what was answered before the answer leaves."""
-        notes = {
-            "nonces": self._seen.nonces,
-            "releases": self._releases.to_record(),
-            "books": self._books.to_record(),
-        }
-        write_text(self._home / "site.json", json.dumps(notes))
+        told = {"releases": self._releases.to_record(), "books": self._books.to_record()}
+        write_text(self.folder / "books.json", json.dumps(told))
+        write_text(self._home / "site.json", json.dumps({"nonces": self._seen.nonces}))
 
     def _keep(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         whole = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
@@ -511,6 +513,12 @@ class Site:
     def _memories(self, stage: Stage) -> list[tuple[int, Path]]:
         found = self._home.glob(f"memory-{stage.name}-*.safetensors")
         return sorted((int(p.stem.rpartition("-")[2]), p) for p in found)
+
+
+def _notes(path: Path) -> dict[str, Any]:
+    """What was written down, or nothing."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
 
 
 def _floats(message: Message) -> dict[str, Array]:

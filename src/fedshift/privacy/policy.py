@@ -29,7 +29,7 @@ RUNGS: tuple[Rung, ...] = (
         "nothing",
         "updates of the model being trained, and counts and sums of its errors",
         "nothing about the test rows (ERM and FITW need no more); updates may still show much "
-        "of the training rows to a server that tries, unless they are aggregated securely",
+        "of the training rows to a server that tries",
     ),
     Rung(
         "label marginals",

@@ -1,0 +1,163 @@
+"""What a deployment costs and keeps: bytes on the wire, rungs of the privacy ladder, seconds.
+
+Bytes: a question and an answer of a LeNet round as Flower sends them (all objects of a message, as
+Flower deflates them), beside the parameters' own size. Rungs: `fedshift run deploy/fmnist-five`,
+FTW with label laws and gradients (rung 2) beside raw rows (rung 5), rows that left, the bytes of
+the ratio phase beside those of training, and updates of a fiftieth of the numbers. Seconds:
+`fedshift deploy local` with three and five clients over TLS, keys to record.
+
+    python benchmarks/deployment.py --quick                # a tenth of the rows, no deployment
+    FEDSHIFT_DATA=… python benchmarks/deployment.py --json benchmarks/records/deployment.json
+
+Runs are kept in ``--keep`` and not repeated if they are there.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch are imported
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _common import Bar, arguments, report
+
+from fedshift.data.federation import ClientData
+from fedshift.data.sources import available
+from fedshift.deploy.agreement import Agreement
+from fedshift.deploy.simulate import deploy_local
+from fedshift.experiments.recipe import Recipe
+from fedshift.experiments.runner import run
+from fedshift.federation.coordinator import Coordinator, InProcess
+from fedshift.federation.flower import to_records
+from fedshift.federation.job import Job, RatioPhase
+from fedshift.federation.ledger import Ledger
+from fedshift.federation.messages import Message
+from fedshift.federation.plan import FedSGD, TopK
+from fedshift.federation.site import Site
+
+RUNG_5 = ("FTW-rung-5-classifier", "FTW-rung-5-neural")
+METHODS = ("ERM", "FTW-exact", "FTW-rung-2", "FTW-rung-2-multi-source", *RUNG_5, "FTW-rung-2-topk")
+
+
+def on_the_wire(message: Message) -> int:
+    """Bytes of all objects that Flower sends for a message."""
+
+    def size(thing: Any) -> int:
+        return len(thing.deflate()) + sum(size(c) for c in (thing.children or {}).values())
+
+    return size(to_records(message))
+
+
+class Counting:
+    """A site that counts what reaches and leaves it in train.model."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.up, self.down, self.rounds = site, 0, 0, 0
+
+    def handle(self, message: Message) -> Message:
+        """Answer, and count."""
+        answer = self.site.handle(message)
+        if message.header.phase == "train.model":
+            self.down += on_the_wire(message)
+            self.up += on_the_wire(answer)
+            self.rounds += 1
+        return answer
+
+
+def wire(compression: TopK | None) -> tuple[float, float]:
+    """Bytes a round up and down, by the size of the parameters, for LeNet on grey images."""
+    rng = np.random.default_rng(0)
+    rows = [rng.random((32, 1, 28, 28), dtype=np.float32) for _ in range(2)]
+    data = ClientData.of("a", rows[0], np.arange(32) % 10, rows[1])
+    job = Job(
+        clients=("a",),
+        shape=(1, 28, 28),
+        classes=10,
+        model="lenet",
+        objective="erm",
+        ratio=RatioPhase(kind="local"),
+        plan=FedSGD(iterations=3, batch_size=8, compression=compression),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        site = Counting(Site(job, data, f"{folder}/site"))
+        Coordinator(job, InProcess({"a": site}), f"{folder}/server").run()
+    own = job.stage("model").blank().layout.size * 4
+    return site.up / site.rounds / own, site.down / site.rounds / own
+
+
+def rungs(keep: Path, *, quick: bool, seeds: list[int]) -> list[dict[str, Any]]:
+    """Results of the recipe."""
+    recipe = Recipe.load("deploy/fmnist-five")
+    if quick:
+        recipe = recipe.changed(
+            ["data.share=0.1", "plan.iterations=300", "train.check_every=300", 'name="quick"']
+        )
+    methods = [m for m in METHODS if not quick or m not in (*RUNG_5[1:], "FTW-rung-2-multi-source")]
+    return run(recipe, keep, methods=methods, seeds=seeds)
+
+
+def accuracy(results: list[dict[str, Any]], method: str) -> float:
+    """Mean over clients and seeds."""
+    found = [
+        np.mean([c["accuracy"] for c in r["clients"]]) for r in results if r["method"] == method
+    ]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def bars_of_rungs(results: list[dict[str, Any]]) -> list[Bar]:
+    """Accuracy, rows and bytes."""
+    n = len({r["seed"] for r in results})
+    two = accuracy(results, "FTW-rung-2")
+    five = max(a for m in RUNG_5 if np.isfinite(a := accuracy(results, m)))
+    ledgers = [Ledger.from_records(r["ledger"]) for r in results if r["method"] == "FTW-rung-2"]
+    phases = [ledger.by_phase() for ledger in ledgers]
+    sent = [
+        sum(cost.up + cost.down for phase, cost in by.items() if phase != "train.model")
+        / (by["train.model"].up + by["train.model"].down)
+        for by in phases
+    ]
+    lost = two - accuracy(results, "FTW-rung-2-topk")
+    return [
+        Bar("rung 2 minus rung 5, accuracy", two - five, -0.005, ">=", f"{two:.4f}, {n} seeds"),
+        Bar("rows that left on rung 2", max(ledger.total.rows for ledger in ledgers), 0),
+        Bar("bytes of the ratio phase / of training", float(max(sent)), 0.05),
+        Bar("accuracy lost by sending a fiftieth", lost, 0.01, note=f"{n} seeds"),
+    ]
+
+
+def main() -> int:
+    """Measure, compare, record."""
+    parser = arguments(__doc__)
+    parser.add_argument("--keep", type=Path, default=Path("runs"), help="folder of runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    args = parser.parse_args()
+    up, down = wire(None)
+    packed, _ = wire(TopK(0.02))
+    bars = [
+        Bar("bytes up a round / parameters", up, 1.05),
+        Bar("bytes down a round / parameters", down, 1.05),
+        Bar("times fewer bytes up, top 2 %", up / packed, 20.0, ">="),
+    ]
+    record: dict[str, Any] = {}
+    if available("fashion-mnist"):
+        seeds = args.seeds[:1] if args.quick else args.seeds
+        results = rungs(args.keep, quick=args.quick, seeds=seeds)
+        bars += bars_of_rungs(results)
+        record["accuracy"] = {m: accuracy(results, m) for m in METHODS}
+    else:
+        print("Fashion-MNIST is not here: set FEDSHIFT_DATA; rungs are not compared")
+    for clients, most in () if args.quick else ((3, 300.0), (5, 480.0)):
+        agreement = Agreement.of(Recipe.load("smoke/flower"), clients=clients)
+        with tempfile.TemporaryDirectory() as folder:
+            done = deploy_local(agreement, folder)
+        bars.append(Bar(f"seconds of deploy local, {clients} clients", done.seconds, most))
+    return report(bars, record, args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

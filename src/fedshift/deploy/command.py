@@ -1,0 +1,236 @@
+"""``fedshift deploy``: agreements, warm sites, and a whole deployment on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from fedshift.deploy.agreement import Agreement
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+# what the commands need is imported in them, so that --help answers at once
+
+
+def add(commands: Commands) -> None:
+    """Add ``deploy`` to the command line."""
+    top = commands.add_parser(
+        "deploy",
+        help="a federation of real sites on Flower: try it here, agree on a task, serve a site",
+        description="Runs a recipe on Flower's deployment engine. Needs fedshift[flower].",
+    )
+    parts = top.add_subparsers(dest="part", required=True, metavar="WHAT")
+    local = parts.add_parser(
+        "local",
+        help="SuperLink, SuperNodes, keys and a run, all on this machine",
+        description="Starts a SuperLink and a SuperNode for every client on loopback, with an own "
+        "certificate authority and node keys, runs a recipe to its record, and stops everything "
+        "it started. The same command goes on from where it was stopped.",
+    )
+    _add_task(local, default="smoke/flower")
+    local.add_argument("--tls", action=argparse.BooleanOptionalAction, default=True)
+    local.add_argument("--out", type=Path, default=Path("fedshift-deploy"), help="folder")
+    local.add_argument(
+        "--warm",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep data and model loaded beside every node",
+    )
+    local.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS")
+    local.set_defaults(command=_local)
+    agree = parts.add_parser(
+        "agree",
+        help="write the file that server and sites agree on",
+        description="Writes what all parties need to know of a run: the task, in TOML.",
+    )
+    _add_task(agree, default=None)
+    agree.add_argument("-o", "--output", type=Path, default=Path("task.toml"), metavar="FILE")
+    agree.set_defaults(command=_agree)
+    site = parts.add_parser(
+        "site",
+        help="keep a site's data and model loaded, for its SuperNode to ask",
+        description="Loads the rows that SITE.toml names and answers at its socket.",
+    )
+    site.add_argument("site", type=Path, metavar="SITE.toml")
+    site.set_defaults(command=_site)
+    rungs = parts.add_parser("rungs", help="the privacy ladder: what leaves a site on each rung")
+    rungs.set_defaults(command=_rungs)
+
+
+def _add_task(sub: argparse.ArgumentParser, default: str | None) -> None:
+    sub.add_argument(
+        "recipe",
+        nargs=None if default is None else "?",
+        default=default,
+        metavar="RECIPE",
+        help="a recipe, or a task file of 'deploy agree'" + (f" ({default})" if default else ""),
+    )
+    sub.add_argument("--clients", type=int, metavar="N", help="the first N clients (all)")
+    sub.add_argument("--method", metavar="NAME", help="of the recipe (its first)")
+    sub.add_argument("--seed", type=int, metavar="S", help="of the recipe (its first)")
+    sub.add_argument("--rung", type=int, choices=range(6), help="of the privacy ladder (lowest)")
+    sub.add_argument(
+        "--raw-rows",
+        action="store_true",
+        help="needed with --rung 5: unlabelled test rows leave the sites as they are, and whoever "
+        "runs the server can read them",
+    )
+    sub.add_argument("--deadline", type=float, default=120.0, metavar="SECONDS", help="of a round")
+    sub.add_argument("--minimum", type=int, metavar="N", help="answers that make a round (half)")
+    sub.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes")
+    sub.add_argument("--data-dir", metavar="DIR", help="folder of data sets")
+
+
+def _agreement(given: argparse.Namespace) -> Agreement:
+    from fedshift.deploy.agreement import Agreement
+    from fedshift.errors import InputError
+    from fedshift.experiments.recipe import Recipe
+    from fedshift.privacy.policy import describe
+
+    if given.rung == 5 and not given.raw_rows:
+        raise InputError(f"{describe(5)} Say --raw-rows as well if that is meant")
+    if _is_agreement(given.recipe):
+        return Agreement.read(given.recipe)
+    recipe = Recipe.load(given.recipe)
+    if given.changes:
+        recipe = recipe.changed(given.changes)
+    return Agreement.of(
+        recipe,
+        method=given.method,
+        seed=given.seed,
+        clients=given.clients,
+        rung=given.rung,
+        data_dir=given.data_dir,
+        deadline=given.deadline,
+        minimum=given.minimum,
+    )
+
+
+def _is_agreement(name: str) -> bool:
+    path = Path(name)
+    if path.suffix != ".toml" or not path.exists():
+        return False
+    return re.search(r"^\[deploy\]", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
+def _agree(given: argparse.Namespace) -> int:
+    from fedshift.privacy.policy import describe
+
+    agreement = _agreement(given)
+    path = agreement.write(given.output)
+    print(f"{agreement}\nwritten to {path}; give a copy to the server and to every site")
+    print(describe(agreement.job.rung))
+    return 0
+
+
+def _site(given: argparse.Namespace) -> int:
+    from fedshift.deploy.serve import main
+
+    main(str(given.site))
+    return 0
+
+
+def _rungs(_: argparse.Namespace) -> int:
+    from fedshift.privacy.policy import RUNGS, describe
+
+    print("\n\n".join(describe(rung) for rung in range(len(RUNGS))))
+    return 0
+
+
+def _local(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fedshift.deploy.simulate import deploy_local
+    from fedshift.privacy.policy import Privacy, describe
+
+    agreement, console = _agreement(given), Console()
+    console.print(f"{agreement}", highlight=False)
+    console.print(describe(agreement.job.rung), highlight=False, style="dim")
+    policy = Privacy(rung=agreement.job.rung, raw=given.raw_rows and agreement.job.rung == 5)
+    with _Shown(console) as shown:
+        done = deploy_local(
+            agreement,
+            given.out,
+            tls=given.tls,
+            warm=given.warm,
+            privacy=policy,
+            data_dir=given.data_dir,
+            on_line=shown.line,
+            on_event=shown.event,
+            timeout=given.timeout,
+        )
+    _tell(done.result, console)
+    console.print(f"{done}", highlight=False)
+    return 0
+
+
+class _Shown:
+    """Events as lines, rounds as bars."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._progress = Progress(*columns, TextColumn("{task.fields[said]}"), console=console)
+        self._bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Shown:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def event(self, text: str) -> None:
+        self._console.print(f"[dim]{text}[/]", highlight=False)
+
+    def line(self, text: str) -> None:
+        found = re.match(r"(train\.\w+) (\d+)/(\d+) ?(.*)", text)
+        if found is not None:
+            phase, done, total, said = found.groups()
+            if phase not in self._bars:
+                self._bars[phase] = self._progress.add_task(phase, total=int(total), said="")
+            self._progress.update(self._bars[phase], completed=int(done), said=said)
+        elif re.match(r"(dropped|too few|audit|resume)\b", text):
+            self._console.print(f"[yellow]{text}[/]", highlight=False)
+
+
+def _tell(result: Mapping[str, Any], console: Any) -> None:
+    """A row a client: its score, its weights, and what left it."""
+    from rich.table import Table
+
+    from fedshift.federation.ledger import Ledger, human
+
+    costs = Ledger.from_records(result["ledger"]).by_client()
+    scores = {row["client"]: row for row in result["evaluation"] or []}
+    table = Table(title=f"{result['objective']}, ratios {result['ratio']}, rung {result['rung']}")
+    for column in ("client", "score", "95 %", "ESS share", "ε", "sent", "rows sent"):
+        table.add_column(column, justify="left" if column == "client" else "right")
+    for name, facts in sorted(result["sites"].items()):
+        row = scores.get(name)
+        value = None if row is None else row.get("accuracy", row.get("mse"))
+        table.add_row(
+            name,
+            "–" if value is None else f"{value:.3f}",
+            "–" if row is None else f"{row['low']:.3f} to {row['high']:.3f}",
+            f"{facts.get('ess_share', '–')}",
+            f"{facts['epsilon']:.2f}" if "epsilon" in facts else "–",
+            human(costs[name].up) if name in costs else "–",
+            f"{costs[name].rows:,}" if name in costs else "–",
+        )
+    console.print(table)
+    dropped = [e for e in result["events"] if e["what"] == "dropped"]
+    for e in dropped[:10]:
+        said = f"{e['client']} was left out of {e['phase']}, round {e['round']}: {e['why']}"
+        console.print(said, highlight=False, markup=False)
+    if len(dropped) > 10:
+        console.print(f"… and {len(dropped) - 10} more, see record/events.jsonl")
+    if result["mean"] is not None:
+        console.print(f"mean over {len(scores)} clients: {result['mean']:.3f}", highlight=False)

@@ -1,0 +1,147 @@
+"""The deployment guide: its example runs, its commands and files are what the code takes."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedshift.cli import parser
+from fedshift.deploy import commands
+from fedshift.deploy.agreement import Agreement
+from fedshift.deploy.files import Files, make_site, read_site
+from fedshift.deploy.keys import Keys, make_keys
+from fedshift.errors import InputError
+from fedshift.experiments.recipe import Recipe
+from fedshift.privacy.policy import RUNGS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def command_lines(begin: str) -> list[list[str]]:
+    text = "\n".join(blocks("bash") + blocks("ini")).replace(
+        "ExecStart=/srv/fedshift/venv/bin/", ""
+    )
+    text = text.replace("# ", "")  # the unit names a second command in a comment
+    return [shlex.split(line) for line in text.splitlines() if line.startswith(f"{begin} ")]
+
+
+def files() -> dict[str, str]:
+    named = [re.match(r"# (\w+\.py)\n", block) for block in blocks("python")]
+    return {m[1]: block for m, block in zip(named, blocks("python"), strict=True) if m is not None}
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wards", raising=False)
+    return tmp_path
+
+
+def test_the_example_runs_in_one_process(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path("try.py")
+    said = re.search(r"mean accuracy (\d\.\d+)", capsys.readouterr().out)
+    assert said is not None
+    assert float(said[1]) > 0.9
+    assert (example / "record" / "result.json").exists()
+
+
+def test_the_example_makes_a_flower_app(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed")
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.serverapp import ServerApp
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):  # who a process is, said to Flower
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    assert isinstance(runpy.run_path("server_app.py")["app"], ServerApp)
+    app = runpy.run_path("client_app.py")["app"]
+    asked = Message(
+        content=RecordDict({"who": ConfigRecord({})}), dst_node_id=1, message_type="query.describe"
+    )
+    answer = app(asked, Context(1, 1, {"client": "ward-2"}, RecordDict(), {}))
+    assert answer.content["who"]["client"] == "ward-2"
+
+
+def test_the_table_of_rungs_is_the_ladder() -> None:
+    table = re.search(r"<!-- rungs: .*?-->\n(.*?)<!-- end", PAGE, flags=re.DOTALL)
+    assert table is not None
+    rows = [f"| {n} {r.name} | {r.leaves} | {r.learnt} |" for n, r in enumerate(RUNGS)]
+    assert table[1].splitlines()[2:] == rows
+
+
+def test_our_commands_are_understood() -> None:
+    lines = command_lines("fedshift")
+    assert {line[2] for line in lines} == {"local", "agree", "site"}
+    for line in lines:
+        parser().parse_args(line[1:])
+
+
+def flags(command: list[str]) -> list[str]:
+    return [part for part in command if part.startswith("--")]
+
+
+def test_flower_s_commands_are_those_we_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography", reason="cryptography is not installed")
+    monkeypatch.setattr(commands, "find", lambda name: name)
+    keys: Keys = make_keys(tmp_path / "keys", [])
+    (link,) = command_lines("flower-superlink")
+    assert flags(link) == flags(commands.superlink(8000, database=Path("d"), keys=keys))
+    nodes = command_lines("flower-supernode")
+    assert len(nodes) == 2  # by hand and in the unit
+    ours = commands.supernode(1, 2, ca=keys.ca, key=keys.key, config={"site": "s"})
+    for node in nodes:
+        assert flags(node) == flags(ours)
+    run = commands.run(Path("apps/flower"), Path("run.toml"))
+    assert [flags(line) for line in command_lines("flwr run")] == [flags(run)]
+    assert [line[:3] for line in command_lines("flwr supernode")] == [commands.register(Path())[:3]]
+
+
+def test_the_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deploy, connection, site = blocks("toml")
+    made = Agreement.of(Recipe.load("smoke/flower"), clients=3).to_toml()
+    (tmp_path / "task.toml").write_text(made.partition("[deploy]")[0] + deploy, encoding="utf-8")
+    agreed = Agreement.read(tmp_path / "task.toml").job
+    assert (agreed.clients, agreed.shape, agreed.minimum) == (
+        ("ward-1", "ward-2", "ward-3"),
+        (5,),
+        2,
+    )
+    assert tomllib.loads(connection)["superlink"]["default"] == "mine"
+    (tmp_path / "site.toml").write_text(site, encoding="utf-8")
+    saves = next(line for line in "\n".join(blocks("bash")).splitlines() if "savez" in line)
+    import numpy as np
+
+    rows = {"x": np.ones((60, 5)), "y": np.arange(60) % 2, "test_x": np.zeros((60, 5))}
+    monkeypatch.chdir(tmp_path)
+    exec(shlex.split(saves, comments=True)[2], rows)
+    ward = make_site(read_site(tmp_path / "site.toml"))
+    assert (ward.data.name, ward.privacy.rung, ward.privacy.min_rows) == ("ward-1", 2, 50)
+
+
+def test_a_site_is_found_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "site-2"
+    home.mkdir()
+    (home / "site.toml").write_text(blocks("toml")[2], encoding="utf-8")
+    monkeypatch.setenv("FEDSHIFT_SITE", str(tmp_path / "{client-name}" / "site.toml"))
+    assert Files().client({"client-name": "site-2", "partition-id": 1}) == "ward-1"
+    monkeypatch.delenv("FEDSHIFT_SITE")
+    with pytest.raises(InputError, match="must name site"):
+        Files().client({"client-name": "site-2", "partition-id": 1})
