@@ -29,7 +29,7 @@ from tiny import (
 
 from fedshift.defence.robust import Robust
 from fedshift.errors import FedshiftError
-from fedshift.federation.coordinator import MOST, Coordinator, InProcess, TooFewAnswers
+from fedshift.federation.coordinator import Coordinator, InProcess, TooFewAnswers
 from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.messages import Header, Message
 from fedshift.federation.plan import FedAvg, FedSGD, TopK
@@ -150,14 +150,16 @@ def test_an_inflated_update_is_shortened(tmp_path: Path) -> None:
 
 
 def test_a_boast_about_weights_is_believed_within_reason(tmp_path: Path) -> None:
-    plan = FedAvg(rounds=2, local_steps=2, batch_size=8)
-    made = job(plan=plan)
-    boast: Change = lambda _, a: replace(a, facts={**a.facts, "mean_weight": 1e6})  # noqa: E731
-    sites = make_sites(made, tmp_path / "sites")
-    sites["elm"] = Altered(sites["elm"], boast, ("query.share", "query.describe"))
-    coordinator = Coordinator(made, InProcess(sites), tmp_path / "record")
-    coordinator.run()
-    assert coordinator.mean_weight == {"ash": 1.0, "birch": 1.0, "cedar": 1.0, "elm": MOST}
+    made = job(plan=FedAvg(rounds=2, local_steps=2, batch_size=8))
+
+    def led_to(said: float, name: str) -> torch.Tensor:
+        sites = make_sites(made, tmp_path / name)
+        boast: Change = lambda _, a: replace(a, facts={**a.facts, "mean_weight": said})  # noqa: E731
+        sites["elm"] = Altered(sites["elm"], boast, ("query.share", "query.describe"))
+        return run(made, sites, tmp_path / f"record-{name}")[1]
+
+    assert bits(led_to(1e6, "a"), led_to(2.0, "b"))
+    assert not bits(led_to(1.5, "c"), led_to(2.0, "b"))
 
 
 def test_a_site_that_sends_nonsense_as_its_score(tmp_path: Path) -> None:

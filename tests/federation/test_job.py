@@ -10,6 +10,7 @@ import torch
 from tiny import NAMES, federation, job, multi_source, normed, small
 
 from fedshift.core.weights import Weighting
+from fedshift.defence.ratios import RatioDefence
 from fedshift.defence.robust import Robust
 from fedshift.errors import InputError
 from fedshift.federation.job import RatioPhase
@@ -31,6 +32,7 @@ CHANGES: list[dict[str, Any]] = [
     {"weighting": Weighting(clip=3.0)},
     {"ratio": RatioPhase(kind="given")},
     {"robust": Robust()},
+    {"defence": RatioDefence(mass=None)},
     {"seed": 1},
     {"precision": "float64"},
     {"minimum": 2},

@@ -13,6 +13,7 @@ from tiny import CLASSES, NAMES, federation, job, make_sites, multi_source, run,
 from torch import nn
 
 from fedshift.data.federation import ClientData, Federation
+from fedshift.defence.ratios import RatioDefence
 from fedshift.federation.job import RatioPhase
 from fedshift.federation.marginals import FederatedMLLS
 from fedshift.federation.messages import MessageError
@@ -60,10 +61,11 @@ def test_label_laws_are_those_of_one_process(kind: str, tmp_path: Path) -> None:
 def test_a_label_that_no_test_law_has_counts_nothing() -> None:
     data = uneven()["birch"]
     made = job(objective="ftw", ratio=RatioPhase(kind="federated-mlls", model=small))
-    found = Labels(made, data).log_ratio(np.array([0.0, 4.0, 0.0]))
+    laws = np.array([[0.0, 1.0, 0.0], [0.0, 0.7, 0.3]])
+    found = Labels(made, data).log_ratio(laws)
     assert (found[data.y == 0] == -np.inf).all()
     share = (data.y == 1).mean()
-    np.testing.assert_allclose(np.exp(found[data.y == 1]), 4 / share)
+    np.testing.assert_allclose(np.exp(found[data.y == 1]), 1.7 / share)
 
 
 # -- laws ----------------------------------------------------------------------------------------
@@ -126,6 +128,7 @@ def test_the_ratio_is_near_the_truth_on_gaussians(tmp_path: Path) -> None:
     plan = FedAvg(rounds=5, local_steps=60, local_lr=0.3, batch_size=64)
     ratio = multi_source(plan=plan, folds=2, model=lambda s, c: nn.Linear(s[0], c))
     made = job(
+        defence=RatioDefence(multiple=None, mass=None),
         clients=tuple(means),
         shape=(1,),
         classes=2,

@@ -25,6 +25,7 @@ from tiny import (
 )
 
 from fedshift.errors import InputError
+from fedshift.federation.checkpoint import KEEP
 from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.messages import Header, Message
 from fedshift.federation.plan import QSGD, FedAvg, FedSGD, TopK
@@ -302,7 +303,7 @@ def test_a_round_asked_again_gets_the_same_answer(
     ]
     first = [s.handle(question(made, "train.model", i, sent[i])) for i in range(6)]
     assert not same(first[4].arrays, first[5].arrays)
-    for back in range(1, KEPT):  # as far as the checkpoints of a server go back
+    for back in range(1, KEEP + 1):  # as far as the checkpoints of a server go back
         if restarted:
             s = site(made, tmp_path)
         for i in range(6 - back, 6):

@@ -41,8 +41,6 @@ from fedshift.learn.evaluate import ClientScore, Evaluation
 
 #: longest update taken from anybody, before robust rules look at it
 HUGE = 1e8
-#: largest mean weight believed, in test laws; of true ratios it is 1 at most
-MOST = 2.0
 #: Newton steps of a calibration by all, at most
 CALIBRATIONS = 12
 #: cuts of log ratios for a bound from counts
@@ -501,8 +499,7 @@ class Coordinator:
         """Remember a site's mean weight, if it says one that can be."""
         mean = answer.facts.get("mean_weight")
         if isinstance(mean, float) and math.isfinite(mean) and mean >= 0:
-            laws = len(self.job.clients) if self.job.goal.kind == "ftw" else 1
-            self.mean_weight[name] = min(mean, MOST * laws)
+            self.mean_weight[name] = mean
             self.facts.setdefault(name, {}).update(answer.facts)
 
     # -- the record ----------------------------------------------------------------------------
