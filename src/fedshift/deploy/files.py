@@ -109,7 +109,7 @@ class Either:
     after the other, so a wait without end would keep it from every later question.
     """
 
-    def __init__(self, settings: Mapping[str, Any], *, patience: float) -> None:
+    def __init__(self, settings: Mapping[str, Any], *, patience: float = 3600.0) -> None:
         self._settings, self._patience = settings, patience
 
     def handle(self, message: Message) -> Message:
