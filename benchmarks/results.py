@@ -185,6 +185,29 @@ def ablation() -> str:
     return lines(head, rows)
 
 
+def attacks() -> str:
+    """One hostile client in five, undefended and defended."""
+    rows = []
+    for data, found in record("attacks").items():
+        for line in found["lines"] if isinstance(found, dict) and "lines" in found else ():
+            bad, good = line["undefended"], line["defended"]
+            rows.append(
+                f"| {data} | {line['route']} | {line['attack']} | {line['no attacker']:.3f} | "
+                f"{bad['change']:+.3f} ({bad['ess_over_floor']:.2g}) | "
+                f"{good['change']:+.3f} ± {good['half_width']:.3f} ({good['ess_over_floor']:.2g}) "
+                f"| {line['seeds']} |"
+            )
+    head = "| data | route | attack | no attacker | undefended | defended | seeds |"
+    return lines(head, rows)
+
+
+def deployment() -> str:
+    """Bytes, rungs and seconds, and the accuracy of each way to ratios."""
+    found = record("deployment")["accuracy"].items()
+    rows = [f"| {method} | {value:.4f} |" for method, value in found if value == value]
+    return bars("deployment") + "\n\n" + lines("| Fashion-MNIST, five clients | accuracy |", rows)
+
+
 def diagnose() -> str:
     """False alarms, power, kinds, forecasts and time."""
     return bars("diagnose")
@@ -225,6 +248,8 @@ def main() -> int:
         paper,
         estimated,
         ablation,
+        attacks,
+        deployment,
     )
     for name, make in ((m.__name__, m) for m in makers):
         if f"<!-- {name} -->" not in new:
