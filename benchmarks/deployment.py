@@ -32,8 +32,9 @@ from fedshift.deploy.agreement import Agreement
 from fedshift.deploy.simulate import deploy_local
 from fedshift.experiments.recipe import Recipe
 from fedshift.experiments.runner import run
-from fedshift.federation.coordinator import Coordinator, InProcess
+from fedshift.federation.coordinator import Coordinator
 from fedshift.federation.flower import to_records
+from fedshift.federation.grid import InProcess
 from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.messages import Message

@@ -40,7 +40,8 @@ from fedshift.deploy.fleet import Fleet
 from fedshift.deploy.local import Finished
 from fedshift.deploy.simulate import deploy_local, write_site
 from fedshift.experiments.recipe import Recipe
-from fedshift.federation.coordinator import Coordinator, InProcess
+from fedshift.federation.coordinator import Coordinator
+from fedshift.federation.grid import InProcess
 from fedshift.federation.messages import Message
 from fedshift.federation.ratios import site_weights
 from fedshift.federation.reference import Reference

@@ -29,7 +29,8 @@ from tiny import (
 
 from fedshift.defence.robust import Robust
 from fedshift.errors import FedshiftError
-from fedshift.federation.coordinator import Coordinator, InProcess, TooFewAnswers
+from fedshift.federation.coordinator import Coordinator, TooFewAnswers
+from fedshift.federation.grid import InProcess
 from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.messages import Header, Message
 from fedshift.federation.plan import FedAvg, FedSGD, TopK

@@ -19,8 +19,9 @@ from flwr.app import Context, RecordDict
 
 from fedshift.data.federation import ClientData
 from fedshift.deploy.files import Either
-from fedshift.federation.coordinator import Coordinator, InProcess
+from fedshift.federation.coordinator import Coordinator
 from fedshift.federation.flower import FlowerGrid, client_app, from_records, to_records
+from fedshift.federation.grid import InProcess
 from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.messages import Header, Message
 from fedshift.federation.plan import FedAvg

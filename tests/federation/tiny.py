@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.robust import Robust
-from fedshift.federation.coordinator import Coordinator, InProcess
+from fedshift.federation.coordinator import Coordinator
+from fedshift.federation.grid import InProcess
 from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.messages import Fact, Header, Message
 from fedshift.federation.plan import FedAvg, FedSGD
