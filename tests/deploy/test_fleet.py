@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.deploy import commands, guard
+from fedshift.deploy import commands
 from fedshift.deploy.errors import DeployError
 from fedshift.deploy.fleet import Fleet
 from fedshift.deploy.keys import write_node_key
@@ -59,31 +59,17 @@ class Accident:
             self.act(self.fleet)
 
 
-def helping(fleet: Fleet, client: str) -> list[int]:
-    return guard.members(fleet.tag, part=f"helper {client}")
-
-
 def test_a_round_over_tls_with_three_nodes(app: Path, folder: Path) -> None:
     lines: list[str] = []
     fleets: list[Fleet] = []
-    helped = Accident("round 0", lambda fleet: helpers.extend(helping(fleet, "ward-1")))
-    helpers: list[int] = []
-
-    def start(fleet: Fleet) -> None:
-        fleets.append(fleet)
-        helped.start(fleet)
-
-    def read(line: str) -> None:
-        lines.append(line)
-        helped.read(line)
 
     finished = run_local(
         app,
         clients=["ward-1", "ward-2", "ward-3"],
         folder=folder / "run",
         run_config={"nodes": 3},
-        on_line=read,
-        on_start=start,
+        on_line=lines.append,
+        on_start=fleets.append,
     )
     assert answered(finished) == [["ward-1", "ward-2", "ward-3"]]
     assert finished.attempts == 1
@@ -95,7 +81,6 @@ def test_a_round_over_tls_with_three_nodes(app: Path, folder: Path) -> None:
         assert "Sent successfully" in (folder / f"run/logs/node-{name}.log").read_text()
     assert finished.events[-1]["what"] == "all processes ended"
     assert fleets[0].survivors() == []
-    assert helpers
     assert not list((folder / "run/fleet").iterdir())  # no key is kept
     with pytest.raises(InputError, match="already holds a finished run"):
         run_local(app, clients=1, folder=folder / "run")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.federation.aggregate import aggregate, server_step
-from fedshift.federation.client import Broadcast, Client, Memory, momentum
+from fedshift.federation.client import Broadcast, Client, Memory, Reply, momentum
 from fedshift.federation.engine import Engine, Log
 from fedshift.federation.task import Batch, State, follow
 from fedshift.learn.norm import mixed
@@ -49,7 +49,7 @@ class Reference(Engine):
         else:
             replies = [self._client(k).reply(number, told) for k in who]
             losses = [r.losses for r in replies]
-            aggregate(self.task, t, who, replies)
+            self._aggregate(who, replies)
         follow(t, plan.average)
         self._state.round = number + 1
         return losses
@@ -59,6 +59,12 @@ class Reference(Engine):
         t = self._state.tensors
         names = [*BY_CLIENT, *(["stats"] if self.task.plan.norm == "local" else [])]
         return Client(self.task, k, Memory({n: t[n][k] for n in names if n in t}))
+
+    def _aggregate(self, who: list[int], replies: list[Reply]) -> None:
+        aggregate(self.task, self._state.tensors, who, replies)
+
+    def _step(self, update: Tensor) -> None:
+        server_step(self.task, self._state.tensors, update)
 
     def _together(self, number: int, who: list[int], told: Broadcast) -> list[list[float]]:
         """A round in one pass, as if clients exchanged moments at every layer; their losses."""
@@ -71,7 +77,7 @@ class Reference(Engine):
         assert seen is not None
         assert told.stats is not None
         losses = self._losses(batches, joint, told.params)
-        server_step(task, self._state.tensors, grad)
+        self._step(grad)
         self._state.tensors["stats"] = torch.stack(
             mixed(told.stats[0], told.stats[1], seen[0], seen[1], momentum(task.model))
         )
