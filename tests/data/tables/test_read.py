@@ -57,7 +57,9 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
     assert cells(table) == TRUTH
     assert bool(table.notes) == (encoding in ("cp1252", "latin-1"))
     assert cells(read(tmp_path, gzip.compress(content, mtime=0), "t.csv.gz")) == TRUTH
-    assert cells(read(tmp_path, gzip.compress(content, mtime=0))) == TRUTH  # packed without saying so
+    assert (
+        cells(read(tmp_path, gzip.compress(content, mtime=0))) == TRUTH
+    )  # packed without saying so
 
 
 def test_bytes_of_no_encoding_but_latin(tmp_path: Path) -> None:
