@@ -337,8 +337,8 @@ def test_the_run_ends_and_the_model_is_that_of_the_honest_sites(
     [
         ("answer of another phase", "has phase 'query.share'.*a stale or replayed message"),
         ("answer of the round before", "has round 0, asked was 1: a stale or replayed message"),
-        ("NaN", "its update cannot be used: 610 of 610 numbers not finite"),
-        ("shape", "its update cannot be used: shape .609,. where .610,. is needed"),
+        ("NaN", "update: 610 of 610 numbers not finite"),
+        ("shape", "update: shape .609,. where .610,. is needed"),
         ("megabytes", r"has 20,000,\d+ bytes; at most [\d,]+ were due"),
     ],
 )
