@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,19 @@ def test_a_node_that_went_away_is_not_waited_for() -> None:
 
     found = exchanged(Leaving(ash="silent"), ("ash",), 30.0)
     assert found == {"ash": "its node went away in the middle of the round"}
+
+
+def test_a_node_without_a_name_is_waited_for_once() -> None:
+    class Quiet(Nodes):
+        def pull_messages(self, numbers: Iterable[str]) -> Iterable[Envelope]:
+            return super().pull_messages(n for n in numbers if not n.startswith("101"))
+
+    grid = FlowerGrid(Quiet(ash="well", birch="well"), ("ash",), wait=0.0)  # type: ignore[arg-type]
+    spent = []
+    for _ in range(2):
+        begin = time.monotonic()
+        question = {"ash": Message(Header("run-x", "query.share", 0))}
+        assert isinstance(dict(grid.exchange(question, deadline=1.0))["ash"], Message)
+        spent.append(time.monotonic() - begin)
+    assert spent[0] >= 1.0
+    assert spent[1] < 0.8

@@ -304,9 +304,11 @@ class Coordinator:
         return name
 
     def drop(self, client: str, phase: str, number: int, why: str) -> None:
+        """Write down that an answer is not used, and why."""
         self.note("dropped", client=client, phase=phase, round=number, why=why[:500])
 
     def note(self, what: str, **more: Any) -> None:
+        """Write down what happened, at once."""
         event = {"time": round(time.time(), 3), "what": what, **more}
         self.events.append(event)
         self._append("events", event)

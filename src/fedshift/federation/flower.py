@@ -38,6 +38,8 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
 POLL = 0.25
 #: what a header record holds
 _HEADER = {"run": str, "phase": str, "round": int, "nonce": str, "error": str}
+#: seconds before a node that has not said its name is asked again
+AGAIN = 30.0
 #: seconds a node that is gone from Flower's list is still waited for
 GRACE = 5.0
 #: seconds Flower keeps a message beyond the deadline of its round
@@ -213,6 +215,8 @@ class FlowerGrid:
     def __init__(self, grid: Grid, clients: Iterable[str], *, wait: float = 120.0) -> None:
         self._grid, self._clients, self._wait = grid, tuple(clients), wait
         self._names: dict[int, str] = {}
+        self._asked: dict[int, float] = {}  # when nodes were last asked who they are
+        self._unnamed: set[str] = set()  # questions still open
         self._waited = False
 
     def exchange(
@@ -330,28 +334,32 @@ class FlowerGrid:
         return found
 
     def _ask_names(self, nodes: list[int], deadline: float) -> None:
-        if not nodes:
-            return
-        asked = [
+        """Ask nodes who they are; a new one is waited for, once, one that is silent is not."""
+        now = time.monotonic()
+        new = any(n not in self._asked for n in nodes)
+        due = [n for n in nodes if now - self._asked.get(n, -math.inf) > AGAIN]
+        self._asked |= dict.fromkeys(due, now)
+        who = [
             Envelope(
                 content=RecordDict({"who": ConfigRecord({})}),
                 dst_node_id=node,
                 message_type="query.describe",
             )
-            for node in nodes
+            for node in due
         ]
         # not send_and_receive, which looks every three seconds
-        open_ = set(filter(None, self._grid.push_messages(asked)))
-        end = time.monotonic() + min(deadline, 60.0)
-        while open_ and time.monotonic() < end:
-            for envelope in self._grid.pull_messages(list(open_)):
-                open_.discard(envelope.metadata.reply_to_message_id)
+        self._unnamed |= set(filter(None, self._grid.push_messages(who))) if who else set()
+        end = now + (min(deadline, 60.0) if new else 0.0)
+        while self._unnamed:
+            for envelope in self._grid.pull_messages(list(self._unnamed)):
+                self._unnamed.discard(envelope.metadata.reply_to_message_id)
                 said = None if envelope.has_error() else envelope.content.get("who")
                 name = said.get("client") if isinstance(said, ConfigRecord) else None
                 if isinstance(name, str):
                     self._names[envelope.metadata.src_node_id] = name
-            if open_:
-                time.sleep(POLL)
+            if time.monotonic() >= end:
+                return
+            time.sleep(POLL)
 
 
 def _opened(envelope: Envelope | Exception, limit: int | None) -> Message | str:

@@ -464,6 +464,8 @@ class Site:
             raise MessageError("the name of a run must be letters, digits, '-', '_' and '.'")
         Seen(self.job.digest).take(message)  # before a folder is made for it
         self._run, self._home = run, self.folder / run
+        self._home.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)  # weights and books are the owner's alone
         self._seen = Seen(self.job.digest, _notes(self._home / "site.json").get("nonces", []))
         # of all runs: under another name a server must not get fresh noise or other tables
         told = _notes(self.folder / "books.json")
