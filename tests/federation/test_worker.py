@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import socket
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -31,8 +32,6 @@ class Echo:
 
     def handle(self, message: Message) -> Message:
         self.count += 1
-        if message.facts.get("what") == "die":
-            os._exit(3)
         if message.facts.get("what") == "raise":
             raise RuntimeError("inside")
         time.sleep(0.05 if message.facts.get("what") == "slow" else 0)
@@ -176,32 +175,42 @@ def test_somebody_else_is_not_answered(path: Path, monkeypatch: pytest.MonkeyPat
             assert c.recv(10) == b""
 
 
-def _process(path: str) -> None:
-    serve(Echo(), path)
+#: a worker in a process of its own; it can be told to die
+ALONE = """
+import os, sys
+from fedshift.federation.worker import serve
+
+class Mortal:
+    def handle(self, message):
+        if message.facts.get("what") == "die":
+            os._exit(3)
+        return message.answer(message.arrays, {"count": 1})
+
+serve(Mortal(), sys.argv[1])
+"""
 
 
 def test_a_killed_worker_is_gone_and_can_be_started_again(folder: Path) -> None:
     path = folder / "site.sock"
     with pytest.raises(WorkerGone, match="no worker answers"):
         Remote(path).handle(asked())
-    spawn = multiprocessing.get_context("spawn")
     for ending in ("kill", "die"):
-        p = spawn.Process(target=_process, args=(str(path),), daemon=True)
-        p.start()
+        alone = subprocess.Popen([sys.executable, "-c", ALONE, str(path)])
         end = time.monotonic() + 60
         while True:
             try:
                 assert Remote(path).handle(asked()).facts == {"count": 1}
                 break
             except WorkerGone:
+                assert alone.poll() is None, "the worker ended before it listened"
                 assert time.monotonic() < end
                 time.sleep(0.1)
         if ending == "kill":
-            p.kill()
+            alone.kill()
         else:
             with pytest.raises(WorkerGone, match=r"closed|reset"):
                 Remote(path).handle(asked(what="die"))
-        p.join(20)
+        alone.wait(20)
         assert path.exists()  # the socket of the dead one
         with pytest.raises(WorkerGone):
             Remote(path).handle(asked())
