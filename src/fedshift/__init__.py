@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedshift.data.federation import ClientData, Federation
     from fedshift.data.tables import Sites
     from fedshift.estimators import FederatedClassifier, FederatedRegressor
-    from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
+    from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Sign, TopK
     from fedshift.learn import models
     from fedshift.ratio.reweight import Reweighter
     from fedshift.tabular import fit_tables
@@ -47,6 +47,7 @@ _HOME = {
     "QSGD": "fedshift.federation.plan",
     "Reweighter": "fedshift.ratio.reweight",
     "Settings": "fedshift.workflow",
+    "Sign": "fedshift.federation.plan",
     "Sites": "fedshift.data.tables",
     "TopK": "fedshift.federation.plan",
     "Weighting": "fedshift.core.weights",
@@ -82,6 +83,7 @@ __all__ = [
     "Optimizer",
     "Reweighter",
     "Settings",
+    "Sign",
     "Sites",
     "TopK",
     "Weighting",

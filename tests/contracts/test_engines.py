@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedshift.data.federation import ClientData, Federation
 from fedshift.federation.fused import Fused, Runs
-from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
+from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Sign, TopK
 from fedshift.federation.reference import Reference
 from fedshift.federation.task import Task
 
@@ -89,6 +89,12 @@ PLANS: dict[str, Any] = {
     "fedsgd-yogi": lambda **k: FedSGD(iterations=ROUNDS, lr=3e-3, optimizer="yogi", **k),
     "fedsgd-topk": lambda **k: FedSGD(iterations=ROUNDS, compression=TopK(0.1), **k),
     "fedsgd-qsgd": lambda **k: FedSGD(iterations=ROUNDS, compression=QSGD(8), **k),
+    "fedsgd-sign": lambda **k: FedSGD(
+        iterations=ROUNDS, optimizer="sgd", compression=Sign(16), broadcast=Sign(8), **k
+    ),
+    "fedsgd-shown": lambda **k: FedSGD(
+        iterations=ROUNDS, optimizer="sgd", lr=0.02, momentum=0.5, broadcast=TopK(0.2), **k
+    ),
     "fedsgd-sampling": lambda **k: FedSGD(iterations=ROUNDS, importance="sampling", **k),
     "fedsgd-augmented": lambda **k: FedSGD(iterations=ROUNDS, augment="crop-flip", **k),
     "fedsgd-mixup": lambda **k: FedSGD(
@@ -105,6 +111,9 @@ PLANS: dict[str, Any] = {
         rounds=ROUNDS, local_steps=2, server=Optimizer("adam", 1e-2), **k
     ),
     "fedavg-topk": lambda **k: FedAvg(rounds=ROUNDS, local_steps=2, compression=TopK(0.2), **k),
+    "fedavg-shown": lambda **k: FedAvg(
+        rounds=ROUNDS, local_steps=2, broadcast=Sign(8), average=0.9, **k
+    ),
     "fedavg-qsgd": lambda **k: FedAvg(rounds=ROUNDS, local_steps=2, compression=QSGD(16), **k),
 }
 NORMS = ("averaged", "local", "synchronous", "group")
@@ -115,7 +124,8 @@ OBJECTIVES = ("erm", "ftw", "fitw", "focus")
 def possible(plan: str, norm: str) -> bool:
     """Synchronous BatchNorm needs clients that meet in every step."""
     return norm != "synchronous" or not (
-        plan.startswith(("fedavg", "fedprox", "scaffold")) or plan.endswith(("topk", "qsgd"))
+        plan.startswith(("fedavg", "fedprox", "scaffold"))
+        or plan.endswith(("topk", "qsgd", "sign", "shown"))
     )
 
 
@@ -135,6 +145,8 @@ def compare(a: Any, b: Any, rtol: float) -> None:
 @pytest.mark.parametrize(("plan", "norm", "who"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_fused_equals_reference(plan: str, norm: str, who: str, dtype: torch.dtype) -> None:
+    if dtype == torch.float32 and plan.endswith(("sign", "shown")):
+        pytest.skip("whose sign or place is sent hangs on the last digit of numbers near zero")
     rtol = 1e-10 if dtype == torch.float64 else 1e-5
     for objective in OBJECTIVES:
         extra = FOCUS if objective == "focus" else {}

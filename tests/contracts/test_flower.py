@@ -25,7 +25,7 @@ from fedshift.federation import flower
 from fedshift.federation.checkpoint import load
 from fedshift.federation.flower import client_app, server_app
 from fedshift.federation.job import Job, RatioPhase
-from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
+from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Sign, TopK
 from fedshift.federation.reference import Reference
 from fedshift.federation.site import Site
 from fedshift.federation.task import State, Task
@@ -148,12 +148,21 @@ PLANS: dict[str, Any] = {
     ),
     "fedsgd-topk": lambda **k: FedSGD(iterations=ROUNDS, compression=TopK(0.1), **k),
     "fedsgd-qsgd": lambda **k: FedSGD(iterations=ROUNDS, compression=QSGD(8), **k),
+    "fedsgd-sign": lambda **k: FedSGD(
+        iterations=ROUNDS, optimizer="sgd", compression=Sign(16), broadcast=Sign(8), **k
+    ),
+    "fedsgd-shown": lambda **k: FedSGD(
+        iterations=ROUNDS, optimizer="sgd", lr=0.02, momentum=0.5, broadcast=TopK(0.2), **k
+    ),
     "fedsgd-sampling": lambda **k: FedSGD(iterations=ROUNDS, importance="sampling", **k),
     "fedavg": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, local_momentum=0.5, **k),
     "fedavg-adam": lambda **k: FedAvg(
         rounds=ROUNDS, local_steps=2, normalise="none", server=Optimizer("adam", 1e-2), **k
     ),
     "fedavg-topk": lambda **k: FedAvg(rounds=ROUNDS, local_steps=2, compression=TopK(0.2), **k),
+    "fedavg-shown": lambda **k: FedAvg(
+        rounds=ROUNDS, local_steps=2, broadcast=Sign(8), average=0.9, **k
+    ),
     "fedavg-qsgd": lambda **k: FedAvg(rounds=ROUNDS, local_steps=2, compression=QSGD(16), **k),
     "scaffold": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, scaffold=True, **k),
 }
@@ -271,6 +280,8 @@ def _same_memory(job: Job, folder: Path, expected: State, kept: set[str]) -> Non
     for k, name in enumerate(job.clients):
         files = sorted((folder / "sites" / name).glob("*/memory-model-*.safetensors"))
         stored = load_file(files[-1]) if files else {}
+        shown = stored.pop("0/shown", None)
+        assert (shown is not None) == bool(files and job.plan.broadcast)
         assert {n.removeprefix("0/") for n in stored} == (
             {n for n in kept if not n.startswith("mean_")} if files else set()
         )

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedshift.federation.compress import compress, pack, sent_bytes, unit, unpack
-from fedshift.federation.plan import QSGD, Compression, TopK
+from fedshift.federation.compress import compress, pack, sent_bytes, show, unit, unpack
+from fedshift.federation.plan import QSGD, Compression, Sign, TopK
 
 
 def vectors(seed: int, count: int, size: int = 40) -> Tensor:
@@ -35,16 +35,47 @@ def test_topk_keeps_the_largest(seed: int, size: int, share: float) -> None:
         assert v[kept].abs().min() >= v[~kept].abs().max()
 
 
-def test_error_feedback_loses_nothing_in_the_long_run() -> None:
+def test_signs_by_hand() -> None:
+    v = torch.tensor([1.0, -3.0, 0.0, 4.0, -6.0])  # blocks of two; the last has one number
+    sent, left = compress(Sign(2), v, None, seed=0, client="a", number=0)
+    assert sent.tolist() == [2.0, -2.0, 2.0, 2.0, -6.0]
+    assert left is not None
+    assert left.tolist() == [-1.0, -1.0, -2.0, 2.0, 0.0]
+
+
+@given(st.integers(0, 1000), st.integers(1, 60), st.integers(1, 70))
+@settings(max_examples=60, deadline=None)
+def test_signs_leave_less_than_there_was(seed: int, size: int, block: int) -> None:
+    """‖v − C(v)‖² = ‖v‖² − Σ_blocks ‖v‖₁² / count: never more than v, in every block."""
+    (v,) = vectors(seed, 1, size)
+    _, left = compress(Sign(block), v, None, seed=0, client="a", number=0)
+    assert left is not None
+    for b in range(0, size, block):
+        own = v[b : b + block]
+        expected = own.square().sum() - own.abs().sum() ** 2 / len(own)
+        torch.testing.assert_close(left[b : b + block].square().sum(), expected)
+
+
+@pytest.mark.parametrize("scheme", [TopK(0.1), Sign(8)], ids=repr)
+def test_what_clients_hold_catches_up_with_a_server_that_stands_still(scheme: Any) -> None:
+    start, end = vectors(3, 2) * torch.logspace(-2, 1, 40, dtype=torch.float64)
+    t = {"params": end, "shown": start.clone()}
+    told = [show(scheme, t) for _ in range(150)]
+    torch.testing.assert_close(start + sum(told), t["shown"])
+    assert float((t["shown"] - end).abs().max()) < 1e-6
+    assert torch.equal(t["params"], end)
+
+
+@pytest.mark.parametrize("scheme", [TopK(0.1), Sign(8)], ids=repr)
+def test_error_feedback_loses_nothing_in_the_long_run(scheme: Any) -> None:
     inputs = vectors(1, 300) * torch.logspace(-3, 1, 40, dtype=torch.float64)
     error = torch.zeros(40, dtype=torch.float64)
     total = torch.zeros(40, dtype=torch.float64)
     for number, v in enumerate(inputs):
-        sent, left = compress(TopK(0.1), v, error, seed=0, client="a", number=number)
+        sent, left = compress(scheme, v, error, seed=0, client="a", number=number)
         assert left is not None
         total += sent
         error = left
-        assert int((sent != 0).sum()) == 4
     torch.testing.assert_close(total + error, inputs.sum(0), rtol=0, atol=1e-12)
     # and what waits stays bounded, though the smallest entries are sent seldom
     assert float(error.abs().max()) < 10 * float(inputs.abs().max())
@@ -105,12 +136,15 @@ def test_bytes_by_hand() -> None:
     assert sent_bytes(TopK(1.0), 1000, 4) == 8000
     # 16 levels, two signs and zero: 33 values, 6 bits; 1000 · 6 / 8 and the length
     assert sent_bytes(QSGD(16), 1000, 4) == 750 + 4
+    assert sent_bytes(Sign(256), 1000, 4) == 125 + 4 * 4  # a bit each, four blocks
+    assert sent_bytes(Sign(100), 201, 8) == 26 + 3 * 8
     assert sent_bytes(QSGD(1), 3, 8) == 1 + 8  # 3 values, 2 bits: 6 bits round up to a byte
 
 
 # -- on the wire ---------------------------------------------------------------------------------
 
 SCHEMES: list[Compression | None] = [None, TopK(0.1), TopK(1.0), QSGD(1), QSGD(7), QSGD(16)]
+SCHEMES += [Sign(), Sign(1), Sign(8)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -168,6 +202,11 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (QSGD(1), {"update": F[:1], "bits": np.zeros(3)}, "type float64"),
     (QSGD(1), {"update": F[:1], "bits": np.full(3, 255, dtype=np.uint8)}, "levels above 1"),
     (QSGD(1), {"update": F[:1]}, "'bits' is missing"),
+    (Sign(5), {"update": F}, "'bits' is missing"),
+    (Sign(4), {"update": F, "bits": np.zeros(2, dtype=np.uint8)}, "2 sizes and 2 bytes for 10"),
+    (Sign(5), {"update": F, "bits": np.zeros(3, dtype=np.uint8)}, "2 sizes and 3 bytes"),
+    (Sign(5), {"update": F, "bits": np.zeros(2, dtype=np.uint16)}, "bytes for 10"),
+    (Sign(5), {"update": F, "bits": np.zeros(2)}, "type float64"),
 ]
 
 

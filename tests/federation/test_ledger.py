@@ -16,7 +16,7 @@ from fedshift.errors import InputError
 from fedshift.federation.engine import Log
 from fedshift.federation.fused import Fused
 from fedshift.federation.ledger import Cost, Ledger, human
-from fedshift.federation.plan import FedAvg, FedSGD, TopK
+from fedshift.federation.plan import FedAvg, FedSGD, Sign, TopK
 from fedshift.federation.task import Task
 
 
@@ -69,6 +69,25 @@ def test_compressed_rounds_send_less_and_control_variates_more() -> None:
     assert few["c0", "train.ratio"] == Cost(3 * 3 * 8, 3 * 60)
     more.record_rounds(task(FedAvg(scaffold=True)), log)
     assert more.total == Cost(3 * 120, 3 * 120)
+
+
+def test_who_was_there_before_reads_a_change_only() -> None:
+    t = task(FedSGD(iterations=40, participation=2, batch_size=4, seed=1, broadcast=Sign(8)))
+    few = 2 + 2 * 4  # 15 bits, two blocks
+    assert (t.bytes_down(), t.bytes_down(held=True)) == (60, few)
+    whole, parts, engine = Ledger(), Ledger(), Fused(t)
+    for rounds in (1, 25, 14):
+        parts.record_rounds(t, engine.advance(rounds))
+    whole.record_rounds(t, Fused(t).advance(40))
+    assert whole.by_client() == parts.by_client()
+    expected: Counter[str] = Counter()
+    before: set[int] = set()
+    for i in range(40):
+        now = {int(k) for k in t.participants(i)}
+        for k in now:
+            expected[t.names[k]] += few if k in before else 60
+        before = now
+    assert {n: whole[n, "train.model"].down for n in t.names} == dict(expected)
 
 
 def test_parts_of_a_run_add_up() -> None:
@@ -127,6 +146,7 @@ def test_one_line() -> None:
 def test_cheap_for_ten_thousand_clients() -> None:
     class Names:
         names = tuple(f"c{k}" for k in range(10_000))
+        plan = FedSGD()
 
         def bytes_up(self) -> int:
             return 10

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedshift.errors import InputError
-from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Plan, TopK
+from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Plan, Sign, TopK
 
 
 def test_fedsgd_is_what_the_paper_trains_with() -> None:
@@ -77,6 +77,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"participation": ()}, r"participation must name at least one client, .*; got \(\)"),
     ({"participation": ("a", "a")}, r"each once; got \('a', 'a'\)"),
     ({"compression": "top-k"}, r"compression must be TopK\(…\), .*; got 'top-k'"),
+    ({"broadcast": QSGD()}, r"broadcast must be TopK\(…\), Sign\(…\) or None; got QSGD"),
     ({"client_weights": {"a": -1.0}}, "client_weights .* ≥ 0; got -1.0 for client 'a'"),
     ({"client_weights": {"b": math.nan}}, "client_weights .*; got nan for client 'b'"),
     ({"client_weights": {"b": "2"}}, "client_weights .*; got '2' for client 'b'"),
@@ -142,7 +143,17 @@ def test_qsgd_needs_levels(levels: Any) -> None:
         QSGD(levels)
 
 
+@pytest.mark.parametrize("block", [0, 1.5, True])
+def test_signs_need_a_block(block: Any) -> None:
+    with pytest.raises(InputError, match="Sign: block must be a whole number"):
+        Sign(block)
+
+
 def test_combinations_that_cannot_run() -> None:
+    with pytest.raises(InputError, match="control variate as large as the model"):
+        FedAvg(scaffold=True, broadcast=Sign())
+    with pytest.raises(InputError, match="broadcast=None"):
+        FedSGD(norm="synchronous", broadcast=Sign())
     with pytest.raises(InputError, match="clients do not meet between local steps; take norm="):
         FedAvg(norm="synchronous")
     for scheme in (TopK(), QSGD()):

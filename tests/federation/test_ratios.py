@@ -139,7 +139,7 @@ def test_the_ratio_is_near_the_truth_on_gaussians(tmp_path: Path) -> None:
     sites = make_sites(made, tmp_path / "s", data=data)
     run(made, sites, tmp_path / "r")
     for c in data:
-        found = sites[c.name]._kept("log-ratio")["log_ratio"].numpy()
+        found = sites[c.name].shelf.kept("log-ratio")["log_ratio"].numpy()
         x, m = c.x[:, 0], means[c.name]
         truth = np.logaddexp(-((x - 1) ** 2) / 2, -((x + 1) ** 2) / 2) + (x - m) ** 2 / 2
         assert np.abs(found - truth).mean() < 0.35

@@ -28,8 +28,9 @@ from fedshift.errors import InputError
 from fedshift.federation.checkpoint import KEEP
 from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.messages import Header, Message
-from fedshift.federation.plan import QSGD, FedAvg, FedSGD, TopK
-from fedshift.federation.site import KEPT, Site
+from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Sign, TopK
+from fedshift.federation.shelf import KEPT
+from fedshift.federation.site import Site
 from fedshift.privacy.policy import Privacy
 
 LABELS = RatioPhase(
@@ -284,6 +285,7 @@ REMEMBERED: dict[str, Any] = {
     "scaffold": (FedAvg(rounds=9, local_steps=2, scaffold=True, batch_size=8), small),
     "topk": (FedSGD(iterations=9, compression=TopK(0.1), batch_size=8), small),
     "local": (FedSGD(iterations=9, norm="local", batch_size=8), normed),
+    "shown": (FedSGD(iterations=9, broadcast=Sign(8), batch_size=8), normed),
     "local-average": (FedAvg(rounds=9, local_steps=2, norm="local", batch_size=8), normed),
 }
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import InputError
 from fedshift.federation.fused import Fused
-from fedshift.federation.plan import QSGD, FedAvg, FedSGD, TopK
+from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Sign, TopK
 from fedshift.federation.reference import Reference
 from fedshift.federation.task import Batch, State, Task, cross_entropy, follow, squared
 from fedshift.learn.models import MLP, Linear
@@ -410,6 +410,9 @@ def test_bytes_of_compressed_updates() -> None:
     assert t.bytes_up() == 4 + 13 + 8 * 4  # length; 34 · 3 bits; statistics as they are
     t = task(FedAvg(norm="group", scaffold=True, compression=TopK(0.1)))
     assert t.bytes_up() == 4 * 8 + 4 * size  # control variates are not compressed
+    t = task(FedSGD(broadcast=Sign(10)))
+    assert (t.bytes_down(), t.bytes_up()) == (4 * (size + 8), 4 * (size + 8))
+    assert t.bytes_down(held=True) == 5 + 4 * 4 + 8 * 4  # 34 bits, four blocks; statistics whole
 
 
 def test_what_a_state_holds() -> None:
@@ -449,6 +452,8 @@ def test_what_a_state_holds() -> None:
     assert held(FedSGD(optimizer="sgd", norm="group", mixup=1.0)) == {"params": (both,)}
     topk = held(FedAvg(compression=TopK(), norm="group"))
     assert topk == {"params": (both,), "error": (3, both)}
+    shown = held(FedAvg(compression=QSGD(), broadcast=Sign(), norm="group"))
+    assert shown == {"params": (both,), "shown": (both,)}
 
 
 def test_a_state_copies_itself() -> None:

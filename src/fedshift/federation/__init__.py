@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fedshift.federation.engine import Engine, Log
     from fedshift.federation.fused import Fused, Runs
     from fedshift.federation.marginals import FederatedMLLS
-    from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
+    from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Sign, TopK
     from fedshift.federation.reference import Reference
     from fedshift.federation.task import State, Task
 
@@ -25,6 +25,7 @@ _HOME = {
     "Optimizer": "plan",
     "Reference": "reference",
     "Runs": "fused",
+    "Sign": "plan",
     "State": "task",
     "Task": "task",
     "TopK": "plan",
@@ -41,6 +42,7 @@ __all__ = [
     "Optimizer",
     "Reference",
     "Runs",
+    "Sign",
     "State",
     "Task",
     "TopK",

@@ -1,4 +1,4 @@
-"""What a client sends instead of a full vector, and how many bytes that is."""
+"""What travels instead of a full vector, and how many bytes that is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedshift.federation import draw
-from fedshift.federation.plan import QSGD, Compression, TopK
+from fedshift.federation.plan import QSGD, Compression, Sign, TopK
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +26,7 @@ def compress(
     client: str,
     number: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """The vector the server reads, and what is left for the next round (`TopK` only).
+    """The vector the other side reads, and what is left for the next round (not with `QSGD`).
 
     Parameters
     ----------
@@ -36,11 +36,9 @@ def compress(
     number : int
         The round, for random rounding.
     """
-    if isinstance(scheme, TopK):
+    if not isinstance(scheme, QSGD):
         whole = vector if error is None else vector + error
-        keep = torch.topk(whole.abs(), _count(scheme, len(whole))).indices
-        sent = torch.zeros_like(whole)
-        sent[keep] = whole[keep]
+        sent = _largest(scheme, whole) if isinstance(scheme, TopK) else _signs(scheme, whole)
         return sent, whole - sent
     length = torch.linalg.vector_norm(vector)
     if not bool(length > 0):
@@ -52,9 +50,36 @@ def compress(
     return vector.sign() * steps * (length / scheme.levels), None
 
 
+def _largest(scheme: TopK, whole: Tensor) -> Tensor:
+    keep = torch.topk(whole.abs(), _count(scheme, len(whole))).indices
+    sent = torch.zeros_like(whole)
+    sent[keep] = whole[keep]
+    return sent
+
+
+def _signs(scheme: Sign, whole: Tensor) -> Tensor:
+    """± the mean size of a number's block; zero counts as positive."""
+    size, count = len(whole), -(-len(whole) // scheme.block)
+    padded = torch.nn.functional.pad(whole, (0, count * scheme.block - size))
+    total = padded.view(count, -1).abs().sum(1)
+    members = total.new_full((count,), scheme.block)
+    members[-1] -= count * scheme.block - size
+    each = (total / members).repeat_interleave(scheme.block)[:size]
+    return torch.where(whole >= 0, each, -each)
+
+
+def show(scheme: Compression, tensors: Mapping[str, Tensor]) -> Tensor:
+    """What clients are told of how far the server moved, C(θ − θ̂); θ̂ moves on by it, in place."""
+    sent, _ = compress(
+        scheme, tensors["params"] - tensors["shown"], None, seed=0, client="", number=0
+    )
+    tensors["shown"].add_(sent)
+    return sent
+
+
 def unit(scheme: Compression, vector: Tensor) -> float:
     """What the numbers that stand for a vector are multiples of (QSGD); 0 otherwise."""
-    if isinstance(scheme, TopK):
+    if not isinstance(scheme, QSGD):
         return 0.0
     return float(torch.linalg.vector_norm(vector) / scheme.levels)
 
@@ -66,6 +91,12 @@ def pack(scheme: Compression | None, sent: Tensor, unit: float) -> dict[str, Arr
     if isinstance(scheme, TopK):
         at = torch.nonzero(sent).flatten()
         return {"at": at.cpu().numpy().astype(np.uint32), "update": sent[at].cpu().numpy()}
+    if isinstance(scheme, Sign):
+        numbers = sent.cpu().numpy()
+        return {
+            "update": np.abs(numbers[:: scheme.block]),
+            "bits": np.packbits(~np.signbit(numbers)),
+        }
     steps = torch.round(sent / unit) if unit else torch.zeros_like(sent)
     whole = (steps.cpu().numpy() + scheme.levels).astype(np.uint32)
     shifts = np.arange(_bits(scheme), dtype=np.uint32)
@@ -94,7 +125,15 @@ def unpack(scheme: Compression | None, arrays: Mapping[str, Array], size: int) -
         out = torch.zeros(size, dtype=update.dtype)
         out[torch.as_tensor(at)] = update
         return out
-    width, packed = _bits(scheme), _vector(arrays, "bits", "u")
+    packed = _vector(arrays, "bits", "u")
+    if isinstance(scheme, Sign):
+        blocks, count = -(-size // scheme.block), math.ceil(size / 8)
+        if len(update) != blocks or len(packed) != count or packed.itemsize != 1:
+            raise ValueError(f"{len(update)} sizes and {len(packed)} bytes for {size} numbers")
+        each = update.repeat_interleave(scheme.block)[:size]
+        positive = torch.as_tensor(np.unpackbits(packed, count=size).astype(bool))
+        return torch.where(positive, each, -each)
+    width = _bits(scheme)
     if len(update) != 1 or len(packed) != math.ceil(size * width / 8) or packed.itemsize != 1:
         raise ValueError(f"{len(packed)} bytes for {size} numbers of {width} bits")
     bits = np.unpackbits(packed)[: size * width].reshape(size, width)
@@ -122,13 +161,14 @@ def sent_bytes(scheme: Compression | None, size: int, itemsize: int) -> int:
     """Bytes of a vector of `size` numbers on the wire.
 
     Top-k sends pairs (index, number) with 4-byte indices; QSGD the length and ⌈log₂(2s + 1)⌉
-    bits a number.
+    bits a number; signs one bit a number and a number a block.
     """
     if scheme is None:
         return size * itemsize
     if isinstance(scheme, TopK):
         return _count(scheme, size) * (4 + itemsize)
-    assert isinstance(scheme, QSGD)
+    if isinstance(scheme, Sign):
+        return -(-size // scheme.block) * itemsize + math.ceil(size / 8)
     return itemsize + math.ceil(size * _bits(scheme) / 8)
 
 

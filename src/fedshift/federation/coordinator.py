@@ -30,10 +30,11 @@ from fedshift.federation.checkpoint import load, save
 from fedshift.federation.grid import Grid
 from fedshift.federation.job import Job, Stage
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.messages import Array, Expected, Fact, Header, Message, MessageError
+from fedshift.federation.messages import Expected, Fact, Header, Message, MessageError
 from fedshift.federation.reference import BY_CLIENT
-from fedshift.federation.replies import Heard, read_reply, read_score, shared, told
+from fedshift.federation.replies import Heard, read_reply, read_score, shared
 from fedshift.federation.task import State, Task, follow
+from fedshift.federation.telling import Telling
 from fedshift.federation.weighing import Again, Ask, Weighing
 from fedshift.learn.evaluate import Evaluation
 
@@ -78,6 +79,7 @@ class Coordinator:
             self._past("events"),
             self._past("history"),
         )
+        self._telling = Telling(job.stage("model"))
         self.mean_weight: dict[str, float] = {}
         self.facts: dict[str, dict[str, Fact]] = {}
 
@@ -129,6 +131,7 @@ class Coordinator:
     def train(self, stage: Stage, again: Again | None = None) -> list[State]:
         """Rounds of a stage, from its last checkpoint; a state for every fold."""
         tasks = [stage.blank(j) for j in range(stage.folds)]
+        self._telling = Telling(stage)
         folder, mark = self.folder / stage.name, {"task": self.job.digest, "stage": stage.name}
         found = load(folder, expect=mark)
         if found is None:
@@ -158,8 +161,8 @@ class Coordinator:
     ) -> dict[str, Any]:
         begin = time.perf_counter()
         who = [tasks[0].names[k] for k in tasks[0].participants(number)]
-        sent = {f"{j}/{n}": a for j, s in enumerate(states) for n, a in told(s.tensors).items()}
-        replies = self._replies(stage, tasks, number, who, sent, again)
+        replies = self._replies(stage, tasks, number, who, states, again)
+        self._telling.heard(replies, number)
         names = sorted(replies, key=self.job.clients.index)  # sums must not depend on arrival
         at = [self.job.clients.index(n) for n in names]
         asked = [self.job.clients.index(n) for n in who]
@@ -180,6 +183,7 @@ class Coordinator:
                 clipped |= set(report.clipped)
                 for name, why in report.left_out.items():
                     self.drop(name, stage.phase, number, why)
+        self._telling.moved(states)
         losses = [x for n in names for x in replies[n].losses]
         line = {
             "phase": stage.phase,
@@ -211,7 +215,7 @@ class Coordinator:
         tasks: list[Task],
         number: int,
         who: list[str],
-        sent: Mapping[str, Array],
+        states: list[State],
         again: Again | None,
     ) -> dict[str, Heard]:
         """Answers that can be used; asked again if they are too few."""
@@ -223,9 +227,8 @@ class Coordinator:
             if again is not None:  # without weights it cannot train, and to ask would cost time
                 again([n for n in missing if n not in self.mean_weight])
                 missing = [n for n in missing if n in self.mean_weight]
-            answers = self.ask(
-                stage.phase, number, {n: (sent, {}) for n in missing}, limit=stage.limit()
-            )
+            asked = self._telling.questions(missing, number, states)
+            answers = self.ask(stage.phase, number, asked, limit=stage.limit())
             out |= self.understood(answers, lambda m: read_reply(m, stage, tasks))
             if len(out) >= least:
                 return out
@@ -275,6 +278,8 @@ class Coordinator:
                 self.drop(name, phase, number, str(error))
                 if "NeedsWeights" in str(error):  # it lost them; they are sent again
                     self.mean_weight.pop(name, None)
+                if "NeedsParameters" in str(error):
+                    self._telling.lost(name)
         for name in sorted(late - set(out)):
             self.drop(name, phase, number, f"no answer within {self.job.deadline:g} s")
         return out

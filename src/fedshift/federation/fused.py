@@ -23,11 +23,11 @@ from torch import Tensor
 
 from fedshift.errors import InputError
 from fedshift.federation.client import momentum
-from fedshift.federation.compress import compress
+from fedshift.federation.compress import compress, show
 from fedshift.federation.engine import Engine, Log
 from fedshift.federation.layout import Layout
 from fedshift.federation.optimise import step
-from fedshift.federation.plan import FedAvg
+from fedshift.federation.plan import Compression, FedAvg
 from fedshift.federation.task import State, Task, follow
 from fedshift.learn.augment import blend, take_cropped
 from fedshift.learn.grouped import Looped, stacked
@@ -36,7 +36,7 @@ from fedshift.learn.norm import mixed, norm_layers, pooled
 #: numbers of one batch index block drawn ahead; small, so that a GPU works while the next is drawn
 AHEAD = 200_000
 #: entries of a state that are flat parameters, laid out for the device
-FLAT = ("params", "m", "v", "c", "ck", "error", "mean_params")
+FLAT = ("params", "shown", "m", "v", "c", "ck", "error", "mean_params")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,8 @@ class Runs:
         #: clients need parameters of their own
         self.apart = isinstance(self.plan, FedAvg) or self.plan.compression is not None
         self.copies = self.runs * self.m if self.apart else self.runs
+        #: what of the state clients compute with
+        self.seen = "params" if self.plan.broadcast is None else "shown"
         self._gather_data()
         self._build(first)
         self._load(list(states) if states else [t.begin() for t in self.tasks])
@@ -195,8 +197,8 @@ class Runs:
                 whole = whole[..., self.order]
             self.t[name] = whole.to(self.device)
         if not self.apart:  # the model's own memory is the state
-            self.copy.copy_(self.t["params"])
-            self.t["params"] = self.copy
+            self.copy.copy_(self.t[self.seen])
+            self.t[self.seen] = self.copy
 
     def states(self) -> list[State]:
         """Copies of where the runs stand."""
@@ -275,7 +277,8 @@ class Runs:
 
     def _many(self, drawn: Drawn) -> Tensor:
         # random rounding is drawn on the host, so compressed rounds cannot be captured
-        if self.device.type == "cuda" and self.plan.compression is None:
+        packed = self.plan.compression is not None or self.plan.broadcast is not None
+        if self.device.type == "cuda" and not packed:
             return self._replayed(drawn)
         return torch.stack([self._round(drawn[i], i) for i in range(len(drawn.rows))])
 
@@ -313,6 +316,8 @@ class Runs:
         else:
             losses = self._gradient(drawn, ahead)
         with torch.no_grad():
+            if self.plan.broadcast is not None:
+                self._show(self.plan.broadcast)
             follow(self.t, self.plan.average)
         return losses
 
@@ -321,7 +326,7 @@ class Runs:
         local = self._gather_local(who)
         share = torch.gather(self.share, 1, who) * self.tasks[0].scale
         if self.apart:
-            self.copy.copy_(self._expanded(self.t["params"]))
+            self.copy.copy_(self._expanded(self.t[self.seen]))
         loss, grad, local_grad = self._differentiate(*drawn.step(0), None if self.apart else share)
         if self.apart:
             sent = self._compressed(grad, who, ahead).view(self.runs, self.m, -1)
@@ -343,7 +348,7 @@ class Runs:
 
     def _averaging(self, drawn: Drawn, plan: FedAvg, ahead: int) -> Tensor:
         who = drawn.who
-        start = self._expanded(self.t["params"])
+        start = self._expanded(self.t[self.seen])
         self.copy.copy_(start)
         local = self._gather_local(who)
         drift = None
@@ -525,6 +530,14 @@ class Runs:
                 if error is not None and left is not None:
                     error.copy_(left[order])
         return out
+
+    def _show(self, scheme: Compression) -> None:
+        """Move what the clients hold towards where the runs stand."""
+        back, order = self.back.to(self.device), self.order.to(self.device)
+        for r in range(self.runs):
+            plain = {n: self.t[n][r][back] for n in ("params", "shown")}
+            show(scheme, plain)
+            self.t["shown"][r].copy_(plain["shown"][order])
 
     def _old_stats(self, who: Tensor) -> Tensor | None:
         """Running statistics the clients start from, (R, m, 2, S), or (R, 1, 2, S) where shared."""

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fedshift.errors import InputError
 from fedshift.federation.engine import Log
@@ -74,9 +75,16 @@ class Ledger:
 
     def record_rounds(self, task: Task, log: Log, *, phase: str = "train.model") -> None:
         """Book what the rounds of a log cost the clients that took part in them."""
-        up, down = task.bytes_up(), task.bytes_down()
-        for position, count in zip(*np.unique(log.clients, return_counts=True), strict=True):
-            self.add(task.names[position], phase, up=int(count) * up, down=int(count) * down)
+        up, down, who = task.bytes_up(), task.bytes_down(), log.clients
+        positions, at, counts = np.unique(who, return_inverse=True, return_counts=True)
+        spared = np.zeros(len(positions), dtype=np.int64)
+        if task.plan.broadcast is not None and len(who):
+            held = _held(task, log).reshape(-1)
+            spared = np.bincount(at.reshape(-1)[held], minlength=len(positions))
+            spared = spared * (down - task.bytes_down(held=True))
+        for position, count, less in zip(positions, counts, spared, strict=True):
+            cost = {"up": int(count) * up, "down": int(count) * down - int(less)}
+            self.add(task.names[position], phase, **cost)
 
     @property
     def total(self) -> Cost:
@@ -156,6 +164,15 @@ class Ledger:
             f"Ledger({k:,} client{'s' * (k > 1)}: {human(total.up)} up, {human(total.down)} down, "
             f"{total.rows:,} rows sent; most in {most})"
         )
+
+
+def _held(task: Task, log: Log) -> npt.NDArray[np.bool_]:
+    """Who was there the round before, (rounds, m), and so needs to be told a change only."""
+    last = np.full_like(log.clients[:1], -1)
+    if log.first:
+        last[0] = task.participants(log.first - 1)
+    before = np.concatenate([last, log.clients[:-1]])
+    return np.asarray((log.clients[:, :, None] == before[:, None, :]).any(2))
 
 
 def human(size: float) -> str:

@@ -83,6 +83,8 @@ class TopK:
 
     share: float = 0.01
     kind: ClassVar[str] = "top-k"
+    #: whether what is not sent is kept for the next round
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if positive(self, "share") > 1:
@@ -98,12 +100,34 @@ class QSGD:
 
     levels: int = 16
     kind: ClassVar[str] = "qsgd"
+    remembers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         whole(self, "levels")
 
 
-Compression = TopK | QSGD
+@dataclass(frozen=True)
+class Sign:
+    """Send one bit a number, its sign, and for every block of numbers their mean size.
+
+    What is left is added to the next (error feedback; Karimireddy et al. 2019). About 28 times
+    fewer bytes than float32 with the default block.
+
+    Attributes
+    ----------
+    block : int
+        Numbers that share one size; layers differ in scale, so blocks are small.
+    """
+
+    block: int = 256
+    kind: ClassVar[str] = "sign"
+    remembers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        whole(self, "block")
+
+
+Compression = TopK | QSGD | Sign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +155,12 @@ class Plan(ABC):
     average : float
         Decay a round of an exponential mean of the server's parameters, for example 0.999, which
         is then the model; shorter at the start. 0: off, the last parameters are the model.
-    compression : TopK or QSGD, optional
+    compression : TopK, QSGD or Sign, optional
         Of what clients send.
+    broadcast : TopK or Sign, optional
+        Of what the server sends. Clients that were there in the last round are told how far to
+        move, C(θ − θ̂), from the parameters θ̂ they hold; what they are not told stays in θ − θ̂
+        for the next round. They train at θ̂; the model is θ.
     seed : int
     """
 
@@ -145,6 +173,7 @@ class Plan(ABC):
     mixup: float = 0.0
     average: float = 0.0
     compression: Compression | None = None
+    broadcast: TopK | Sign | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -168,13 +197,18 @@ class Plan(ABC):
             whole(self, "participation")
         if not isinstance(self.compression, Compression | None):
             raise InputError(
-                f"{type(self).__name__}: compression must be TopK(…), QSGD(…) or None; got "
-                f"{self.compression!r}"
+                f"{type(self).__name__}: compression must be TopK(…), QSGD(…), Sign(…) or None; "
+                f"got {self.compression!r}"
             )
-        if self.norm == "synchronous" and self.compression is not None:
+        if not isinstance(self.broadcast, TopK | Sign | None):
+            raise InputError(
+                f"{type(self).__name__}: broadcast must be TopK(…), Sign(…) or None; got "
+                f"{self.broadcast!r}"
+            )
+        if self.norm == "synchronous" and (self.compression or self.broadcast) is not None:
             raise InputError(
                 "with synchronous BatchNorm no client has a gradient of its own to compress; take "
-                "norm='averaged' or compression=None"
+                "norm='averaged', or compression=None and broadcast=None"
             )
         for name, value in (self.client_weights or {}).items():
             if not _is_in(value, math.inf):
@@ -312,6 +346,11 @@ class FedAvg(Plan):
         if self.scaffold and self.local_momentum:
             raise InputError(
                 "SCAFFOLD's control variates assume plain local SGD; set local_momentum=0"
+            )
+        if self.scaffold and self.broadcast is not None:
+            raise InputError(
+                "SCAFFOLD sends a control variate as large as the model every round, so a "
+                "compressed broadcast saves little; set broadcast=None or scaffold=False"
             )
 
     @property

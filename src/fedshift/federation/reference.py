@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.federation.aggregate import aggregate, server_step
 from fedshift.federation.client import Broadcast, Client, Memory, Reply, momentum
+from fedshift.federation.compress import show
 from fedshift.federation.engine import Engine, Log
 from fedshift.federation.task import Batch, State, follow
 from fedshift.learn.norm import mixed
@@ -43,13 +44,16 @@ class Reference(Engine):
 
     def _round(self, number: int, who: list[int]) -> list[list[float]]:
         plan, t = self.task.plan, self._state.tensors
-        told = Broadcast(t["params"], None if plan.norm == "local" else t.get("stats"), t.get("c"))
+        seen = t["params"] if plan.broadcast is None else t["shown"]
+        told = Broadcast(seen, None if plan.norm == "local" else t.get("stats"), t.get("c"))
         if plan.norm == "synchronous" and self.task.stats_layout.size:
             losses = self._together(number, who, told)
         else:
             replies = [self._client(k).reply(number, told) for k in who]
             losses = [r.losses for r in replies]
             self._aggregate(who, replies)
+        if plan.broadcast is not None:
+            show(plan.broadcast, t)
         follow(t, plan.average)
         self._state.round = number + 1
         return losses

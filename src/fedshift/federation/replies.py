@@ -135,12 +135,6 @@ def _control(message: Message, j: int, task: Task) -> torch.Tensor | None:
     return control.to(task.x.dtype)
 
 
-def told(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-    """What a round's question carries: parameters, shared statistics, the control variate."""
-    names = {"params": "params", "stats": "stats", "c": "control"}
-    return {new: tensors[n].cpu().numpy() for n, new in names.items() if n in tensors}
-
-
 def shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     """The model of a state: its mean over rounds where the plan keeps one."""
     return {

@@ -1,34 +1,30 @@
 """All that a site answers: its rows stay here, and what leaves is what its own policy allows.
 
-A site is asked by messages, whoever carries them. It keeps what it must remember on its own disk:
-questions it has answered, weights, what a client carries from round to round, and, for all runs
-together, what it has told and what privacy that cost. A site that was killed goes on where it was.
+A site is asked by messages, whoever carries them. What it must remember lies on its own disk
+(`fedshift.federation.shelf`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
-from safetensors.torch import save as to_safetensors
+from torch import Tensor
 
 from fedshift import __version__
-from fedshift.core.files import atomic_path, write_text
 from fedshift.core.samples import Float64Array
 from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.ratios import check_law
 from fedshift.errors import FedshiftError, InputError, TrainingDiverged
-from fedshift.federation.client import Broadcast, Client, Memory
+from fedshift.federation.client import Client, Memory
 from fedshift.federation.compress import pack
 from fedshift.federation.job import POOLED, SHARED, Job, Stage
-from fedshift.federation.messages import Array, Fact, Message, MessageError, Seen
+from fedshift.federation.messages import Array, Fact, Message, MessageError
 from fedshift.federation.private import PrivateClient
 from fedshift.federation.ratios import (
     Labels,
@@ -36,23 +32,20 @@ from fedshift.federation.ratios import (
     local_log_ratio,
     models_of,
     pooled_log_ratio,
-    read_tensor,
     sampler_of,
     sent_state,
     site_weights,
 )
-from fedshift.federation.reference import BY_CLIENT
+from fedshift.federation.shelf import Shelf
 from fedshift.federation.task import State, Task, mean_by_client
+from fedshift.federation.telling import read_told
 from fedshift.learn.evaluate import evaluate
-from fedshift.privacy.accountant import Accountant
 from fedshift.privacy.audit import fit_audited
 from fedshift.privacy.bins import bound_from_counts
-from fedshift.privacy.counts import Released, Releases
+from fedshift.privacy.counts import Released
 from fedshift.privacy.policy import Privacy, Refused
 
 _LOG = logging.getLogger(__name__)
-#: rounds whose memory a site keeps: a server that resumes may ask for an earlier one again
-KEPT = 3
 Answer = tuple[dict[str, Array], dict[str, Fact]]
 
 
@@ -92,7 +85,7 @@ class Site:
         self.job, self.data, self.folder = job, data, Path(folder)
         self.privacy = Privacy() if privacy is None else privacy
         self._given = log_ratio
-        self._run = ""
+        self._shelf: Shelf | None = None
         self._tasks: dict[tuple[str, int], Task] = {}
         self._weights: Float64Array | None = None
         self._labels: Labels | None = None
@@ -102,12 +95,27 @@ class Site:
     def handle(self, message: Message) -> Message:
         """Answer a question, or say why not; never raises for what came from outside."""
         try:
-            self._enter(message)
+            if self._shelf is None or message.header.run != self._shelf.run:
+                self._open(message)
+            self.shelf.seen.take(message)
             reply = self._tried(message)
-            self._leave()  # what was refused or went wrong is remembered too
+            self.shelf.write()  # what was refused or went wrong is remembered too
             return reply
         except FedshiftError as error:
             return message.answer(error=f"{type(error).__name__}: {error}"[:500])
+
+    @property
+    def shelf(self) -> Shelf:
+        """What it keeps of the run it is in."""
+        assert self._shelf is not None, "no question was asked yet"
+        return self._shelf
+
+    def _open(self, message: Message) -> None:
+        """Find what this site remembers of a run."""
+        self._shelf = Shelf(self.folder, message, self.job.digest)
+        kept = self._shelf.kept("weights")
+        self._weights = None if kept is None else kept["weights"].numpy()
+        self._tasks, self._labels = {}, None
 
     def _tried(self, message: Message) -> Message:
         try:
@@ -159,9 +167,9 @@ class Site:
         }
 
     def _epsilon(self) -> dict[str, Fact]:
-        if not (self._books.spent or self._books.streams):
+        if not (self.shelf.books.spent or self.shelf.books.streams):
             return {}
-        epsilon = float(self._books.epsilon(self.privacy.delta))
+        epsilon = float(self.shelf.books.epsilon(self.privacy.delta))
         return {"epsilon": epsilon, "delta": self.privacy.delta} if np.isfinite(epsilon) else {}
 
     # -- weights -------------------------------------------------------------------------------
@@ -172,8 +180,8 @@ class Site:
             self._weights = np.ones(len(self.data.x))
         else:
             self._weights = site_weights(self.job, self.data, log_ratio, bound).values
-            self._keep("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
-        self._keep("weights", {"weights": torch.as_tensor(self._weights)})
+            self.shelf.keep("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
+        self.shelf.keep("weights", {"weights": torch.as_tensor(self._weights)})
         self._tasks = {k: t for k, t in self._tasks.items() if k[0] != "model"}
         return {}, self._weight_facts()
 
@@ -214,7 +222,7 @@ class Site:
         told = _floats(message)
         models = models_of(self.job.stage("ratio"), told)
         if self.job.ratio.kind == "federated-mlls":
-            self._keep("models", {n: torch.tensor(a) for n, a in told.items()})
+            self.shelf.keep("models", {n: torch.tensor(a) for n, a in told.items()})
             self._labels = None
             self._reader()
             return {}, {}
@@ -224,8 +232,8 @@ class Site:
         log_ratio = laws.log_ratio(models, self._target)
         if not self.job.ratio.bound:
             return self._weigh(log_ratio)
-        self._keep("scores", {"scores": torch.as_tensor(laws.scores(models))})
-        self._keep("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
+        self.shelf.keep("scores", {"scores": torch.as_tensor(laws.scores(models))})
+        self.shelf.keep("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
         return {}, {}  # weights come with the bound
 
     def _reader(self) -> Labels:
@@ -267,12 +275,12 @@ class Site:
             )
         law = self._reader().test_law(self._theta(message))
         counts = np.round(law * len(self.data.test_x)).astype(np.int64)
-        told = self._releases.answer(
+        told = self.shelf.releases.answer(
             "labels",
             "test",
             counts,
             policy=self.privacy,
-            spent=lambda e: self._books.spend_counts(e, what="labels"),
+            spent=lambda e: self.shelf.books.spend_counts(e, what="labels"),
         )
         # how many rows there are is no secret, so what is hidden shares what is left
         law = told.counts.astype(np.float64)
@@ -301,12 +309,12 @@ class Site:
         edges = _edges(message)
         scores = self._need("scores")["scores"].numpy()
         told = [
-            self._releases.answer(
-                f"cells of {self._run}",  # another run has other cells
+            self.shelf.releases.answer(
+                f"cells of {self.shelf.run}",  # another run has other cells
                 f"test along {name}",
                 np.bincount(np.digitize(column, edges), minlength=len(edges) + 1),
                 policy=self.privacy,
-                spent=lambda e: self._books.spend_counts(e, what="cells"),
+                spent=lambda e: self.shelf.books.spend_counts(e, what="cells"),
             )
             for name, column in zip(self.job.clients, scores.T, strict=True)
         ]
@@ -329,7 +337,7 @@ class Site:
         return arrays, facts | {"bound": found.bound}
 
     def _need(self, name: str) -> dict[str, torch.Tensor]:
-        kept = self._kept(name)
+        kept = self.shelf.kept(name)
         if kept is None:
             raise MessageError("NeedsModels: this site has no ratio models yet")
         return kept
@@ -367,15 +375,20 @@ class Site:
     # -- training ------------------------------------------------------------------------------
 
     def _train(self, message: Message, stage: Stage) -> Answer:
-        told = _floats(message)
         arrays: dict[str, Array] = {}
         facts: dict[str, Fact] = {}
         number = message.header.round
-        memories = self._memory(stage, number)
+        memories = self.shelf.memory(stage, number, self.data.name)
+        held: list[Tensor] | list[None] = [None] * stage.folds
+        if "since" in message.facts:
+            held = self.shelf.shown(stage, message.fact("since", int))
+        shown = []
         for j in range(stage.folds):
             task = self._task(stage, j)
             client = self._client(stage, task, memories[j], j)
-            reply = client.reply(number, _broadcast(task, told, j))
+            told = read_told(task, message, j, held[j])
+            shown.append(told.params)
+            reply = client.reply(number, told)
             if not bool(torch.isfinite(reply.update).all()):
                 raise TrainingDiverged(
                     f"round {number} of {stage.phase} led to NaN or infinity at this site; lower "
@@ -390,7 +403,7 @@ class Site:
                 facts[f"{j}/part"] = float(task.normaliser[0])
             if not isinstance(client, PrivateClient):
                 facts[f"{j}/loss"] = float(np.mean(reply.losses))
-        self._remember(stage, number + 1, memories)
+        self.shelf.remember(stage, number + 1, memories, shown)
         return arrays, facts
 
     def _client(self, stage: Stage, task: Task, memory: Memory, fold: int) -> Client:
@@ -401,8 +414,8 @@ class Site:
                 0,
                 memory,
                 policy=self.privacy,
-                books=self._books,
-                stream=f"{self._run} fold-{fold}",
+                books=self.shelf.books,
+                stream=f"{self.shelf.run} fold-{fold}",
             )
         return Client(task, 0, memory)
 
@@ -435,7 +448,7 @@ class Site:
         task = stage.blank()
         state = State(message.header.round, sent_state(task, _floats(message)))
         k = task.names.index(self.data.name)
-        memory = self._memory(stage, message.header.round)[0]
+        memory = self.shelf.memory(stage, message.header.round, self.data.name)[0]
         for name, t in memory.tensors.items():
             state.tensors[name][k] = t
         model = task.module(state, self.data.name)
@@ -450,96 +463,10 @@ class Site:
         score = evaluate(lambda _: model, Federation((rows,)), loss=stage.loss)[self.data.name]
         return {}, {"labelled": True, "score": json.dumps(_finite(score.__dict__))}
 
-    # -- memory --------------------------------------------------------------------------------
-
-    def _enter(self, message: Message) -> None:
-        """Find what this site remembers of the run, and refuse what it has answered before."""
-        if message.header.run != self._run:
-            self._open(message)
-        self._seen.take(message)
-
-    def _open(self, message: Message) -> None:
-        run = message.header.run
-        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,120}", run) or run.startswith("."):
-            raise MessageError("the name of a run must be letters, digits, '-', '_' and '.'")
-        Seen(self.job.digest).take(message)  # before a folder is made for it
-        self._run, self._home = run, self.folder / run
-        self._home.mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o700)  # weights and books are the owner's alone
-        self._seen = Seen(self.job.digest, _notes(self._home / "site.json").get("nonces", []))
-        # of all runs: under another name a server must not get fresh noise or other tables
-        told = _notes(self.folder / "books.json")
-        self._releases = Releases.from_record(told.get("releases", {}))
-        self._books = Accountant.from_record(told["books"]) if "books" in told else Accountant()
-        kept = self._kept("weights")
-        self._weights = None if kept is None else kept["weights"].numpy()
-        self._tasks, self._labels = {}, None
-
-    def _leave(self) -> None:
-        """Write down what was answered before the answer leaves."""
-        told = {"releases": self._releases.to_record(), "books": self._books.to_record()}
-        write_text(self.folder / "books.json", json.dumps(told))
-        write_text(self._home / "site.json", json.dumps({"nonces": self._seen.nonces}))
-
-    def _keep(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        whole = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
-        with atomic_path(self._home / f"{name}.safetensors") as temporary:
-            temporary.write_bytes(to_safetensors(whole))
-
-    def _kept(self, name: str) -> dict[str, torch.Tensor] | None:
-        path = self._home / f"{name}.safetensors"
-        return load_file(str(path)) if path.exists() else None
-
-    def _memory(self, stage: Stage, number: int) -> list[Memory]:
-        """What the client carried into a round, for every fold."""
-        found = [(n, p) for n, p in self._memories(stage) if n <= number]
-        stored = load_file(str(found[-1][1])) if found else {}
-        out = []
-        for j in range(stage.folds):
-            task = stage.blank(j)
-            begin, k = task.begin().tensors, task.names.index(self.data.name)
-            names = [*BY_CLIENT, *(["stats"] if task.plan.norm == "local" else [])]
-            own = {n: stored.get(f"{j}/{n}", begin[n][k]).clone() for n in names if n in begin}
-            out.append(Memory(own))
-        return out
-
-    def _remember(self, stage: Stage, number: int, memories: list[Memory]) -> None:
-        parts = {f"{j}/{n}": t for j, m in enumerate(memories) for n, t in m.tensors.items()}
-        if not parts:
-            return
-        self._keep(f"memory-{stage.name}-{number:08d}", parts)
-        for old, path in self._memories(stage)[:-KEPT]:
-            if old <= number:
-                path.unlink(missing_ok=True)
-
-    def _memories(self, stage: Stage) -> list[tuple[int, Path]]:
-        found = self._home.glob(f"memory-{stage.name}-*.safetensors")
-        return sorted((int(p.stem.rpartition("-")[2]), p) for p in found)
-
-
-def _notes(path: Path) -> dict[str, Any]:
-    """What was written down, or nothing."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
-
 
 def _floats(message: Message) -> dict[str, Array]:
     """All arrays of a message, checked to be finite."""
     return {name: message.array(name) for name in message.arrays}
-
-
-def _broadcast(task: Task, told: Mapping[str, Array], fold: int) -> Broadcast:
-    """What the server says at the beginning of a round, checked."""
-    begin = task.begin().tensors
-    names = {"params": "params", "stats": "stats", "c": "control"}
-    if task.plan.norm == "local":
-        del names["stats"]
-    found = {
-        new: read_tensor(told, f"{fold}/{new}", begin[n]).to(task.x.device)
-        for n, new in names.items()
-        if n in begin
-    }
-    return Broadcast(found["params"], found.get("stats"), found.get("control"))
 
 
 def _edges(message: Message) -> Float64Array:

@@ -22,7 +22,7 @@ from fedshift.federation import draw
 from fedshift.federation.compress import sent_bytes
 from fedshift.federation.layout import Layout
 from fedshift.federation.optimise import memory
-from fedshift.federation.plan import FedAvg, Plan, TopK
+from fedshift.federation.plan import FedAvg, Plan
 from fedshift.learn.augment import blend, crops, shares, take_cropped
 from fedshift.learn.norm import convert, norm_layers, pooled, restore
 
@@ -361,19 +361,23 @@ class Task:
                 out |= {f"local_{n}": t for n, t in memory(plan.rule, local).items()}
         if isinstance(plan, FedAvg) and plan.scaffold:
             out |= {"c": torch.zeros_like(params), "ck": params.new_zeros(k, len(params))}
-        if isinstance(plan.compression, TopK):
+        if plan.compression is not None and plan.compression.remembers:
             out["error"] = params.new_zeros(k, len(params))
+        if plan.broadcast is not None:
+            out["shown"] = params.clone()
         if plan.average:
             out |= {f"mean_{n}": out[n].clone() for n in AVERAGED if n in out}
             out["mean_t"] = torch.zeros((), dtype=params.dtype)
         return State(0, out)
 
-    def bytes_down(self) -> int:
-        """Bytes a client reads in a round."""
-        count = self.layout.size + (0 if self.plan.norm == "local" else 2 * self.stats_layout.size)
+    def bytes_down(self, *, held: bool = False) -> int:
+        """Bytes a client reads in a round; `held`: it was there in the round before."""
+        size = self.x.element_size()
+        count = 0 if self.plan.norm == "local" else 2 * self.stats_layout.size
         if isinstance(self.plan, FedAvg) and self.plan.scaffold:
             count += self.layout.size
-        return count * self.x.element_size()
+        scheme = self.plan.broadcast if held else None
+        return sent_bytes(scheme, self.layout.size, size) + count * size
 
     def bytes_up(self) -> int:
         """Bytes a client sends in a round."""
