@@ -188,9 +188,11 @@ def test_a_node_killed_in_a_round_is_missed_and_comes_back(app: Path, folder: Pa
     assert finished.attempts == 1
 
 
+# a shell starts what it puts in the background deaf to Ctrl-C, and children inherit that
 SCRIPT = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from fedshift.deploy.local import run_local
 run_local(Path(sys.argv[1]), clients=1, folder=Path(sys.argv[2]), run_config={"work": 60.0},
           on_line=lambda line: print(line, flush=True))
