@@ -1,0 +1,90 @@
+"""What a site keeps: it comes back after a kill, and only its owner can read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import job, question
+
+from fedshift.federation.messages import MessageError
+from fedshift.federation.plan import FedAvg, FedSGD, Sign, TopK
+from fedshift.federation.shelf import KEPT, Shelf
+
+PLAN = FedSGD(iterations=9, compression=TopK(0.1), batch_size=8, broadcast=Sign(8))
+
+
+def shelf(folder: Path, made: Any = None, run: str = "run") -> Shelf:
+    made = job(plan=PLAN) if made is None else made
+    return Shelf(folder, question(made, "query.describe", run=run), made.digest)
+
+
+def test_only_its_owner_may_look(tmp_path: Path) -> None:
+    shelf(tmp_path / "site").write()
+    assert (tmp_path / "site").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("run", ["../run", ".run", "a b", "a/b", "x" * 121])
+def test_a_name_that_cannot_be_a_folder_makes_none(run: str, tmp_path: Path) -> None:
+    with pytest.raises(MessageError, match="the name of a run must be letters"):
+        shelf(tmp_path / "site", run=run)
+    assert not (tmp_path / "site").exists()
+
+
+def test_another_task_makes_no_folder(tmp_path: Path) -> None:
+    asked = question(job(plan=PLAN), "query.describe")
+    with pytest.raises(MessageError, match="this site has agreed to"):
+        Shelf(tmp_path / "site", asked, "0123456789abcdef")
+    assert not (tmp_path / "site").exists()
+
+
+def test_what_was_answered_and_spent_comes_back(tmp_path: Path) -> None:
+    one = shelf(tmp_path)
+    asked = question(job(plan=PLAN), "query.describe")
+    one.seen.take(asked)
+    one.books.spend_counts(0.5, what="labels")
+    one.write()
+    two = shelf(tmp_path)
+    with pytest.raises(MessageError, match="a replay"):
+        two.seen.take(asked)
+    assert two.books.epsilon(1e-5) == one.books.epsilon(1e-5) > 0
+    other = shelf(tmp_path, run="other")
+    other.seen.take(asked)  # questions are a run's own, books are of all runs
+    assert other.books.epsilon(1e-5) == one.books.epsilon(1e-5)
+
+
+def test_tensors_come_back(tmp_path: Path) -> None:
+    one = shelf(tmp_path)
+    assert one.kept("weights") is None
+    one.keep("weights", {"weights": torch.arange(6.0).view(2, 3).T})
+    found = shelf(tmp_path).kept("weights")
+    assert found is not None
+    assert found["weights"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_a_round_finds_what_was_carried_into_it(tmp_path: Path) -> None:
+    stage, one = job(plan=PLAN).stage("model"), shelf(tmp_path)
+    (memory,) = one.memory(stage, 0, "cedar")
+    assert set(memory.tensors) == {"error"}
+    size = len(memory.tensors["error"])
+    for number in range(1, 7):
+        memory.tensors["error"] = torch.full((size,), float(number))
+        one.remember(stage, number, [memory], [torch.full((size,), 10.0 + number)])
+    for number in range(7 - KEPT, 7):
+        (found,) = shelf(tmp_path).memory(stage, number, "cedar")
+        assert found.tensors["error"][0] == number
+        (held,) = shelf(tmp_path).shown(stage, number - 1)  # what it saw in the round before
+        assert held[0] == 10 + number
+    assert len(list(tmp_path.rglob("memory-model-*"))) == KEPT
+    with pytest.raises(MessageError, match="NeedsParameters: this site has none of round 1"):
+        one.shown(stage, 1)
+
+
+def test_nothing_to_remember_writes_nothing(tmp_path: Path) -> None:
+    plan = FedAvg(rounds=2, local_steps=1)
+    made = job(plan=plan)
+    one = shelf(tmp_path, made)
+    one.remember(made.stage("model"), 1, one.memory(made.stage("model"), 0, "ash"), [])
+    assert not list(tmp_path.rglob("memory-*"))
