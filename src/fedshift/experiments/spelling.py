@@ -131,8 +131,8 @@ def _readings(hint: Any, value: Any, key: str, place: Place) -> Iterator[Any]:
         kinds: dict[Any, Any] = {
             getattr(h, "kind", None): h for h in inner if dataclasses.is_dataclass(h)
         }
-        plans = {"fedavg", "fedsgd"} == set(kinds) - {None}  # the first where none is said
-        said = isinstance(value, Mapping) and (not plans or "kind" in value)
+        silent = any(getattr(h, "kind_is_optional", False) for h in kinds.values())
+        said = isinstance(value, Mapping) and (not silent or "kind" in value)
         if said and len(kinds) > 1:  # a table that says which it is
             table, below = dict(value), place.under(key)
             kind = table.pop("kind", None)

@@ -164,6 +164,9 @@ class Plan(ABC):
     seed : int
     """
 
+    #: a recipe's table need not say which plan it is: the first of those possible is meant
+    kind_is_optional: ClassVar[bool] = True
+
     batch_size: int = 64
     participation: int | tuple[str, ...] | None = None
     client_weights: Mapping[str, float] | None = None
