@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshift.deploy import commands
-from fedshift.deploy.errors import FlowerMissing
+from fedshift.deploy.errors import DeployError, FlowerMissing
 from fedshift.deploy.fleet import Fleet
 from fedshift.errors import InputError
 
@@ -44,6 +44,25 @@ def test_where_flower_is_missing_the_next_step_is_told(
         commands.find("flwr")
     with pytest.raises(FlowerMissing), Fleet(tmp_path, ["a"]):
         pass
+
+
+@pytest.mark.parametrize(
+    ("version", "plugins", "why"),
+    [
+        ("1.34.0", ["one"], r"flwr 1\.41 or newer is needed .* got 1\.34\.0"),
+        ("1.41.0", [], r"plugin 'fedshift'.* install fedshift again"),
+    ],
+)
+def test_an_installation_that_will_not_do(
+    version: str, plugins: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands.metadata, "version", lambda name: version)
+    monkeypatch.setattr(commands.metadata, "entry_points", lambda **which: plugins)
+    with pytest.raises(DeployError, match=why):
+        commands.check_installation()
+    monkeypatch.setattr(commands.metadata, "version", lambda name: "1.100.1")
+    monkeypatch.setattr(commands.metadata, "entry_points", lambda **which: ["one"])
+    commands.check_installation()
 
 
 @pytest.mark.flower

@@ -1,4 +1,4 @@
-"""Flower's commands and their flags: the one place that knows them (flwr 1.41)."""
+"""Flower's commands and their flags: the one place that knows them (flwr 1.41 or newer)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from fedshift.core.files import write_text
-from fedshift.deploy.errors import FlowerMissing
+from fedshift.deploy.errors import DeployError, FlowerMissing
 from fedshift.deploy.keys import Keys
 from fedshift.deploy.processes import Process
 from fedshift.errors import InputError
@@ -18,9 +19,10 @@ from fedshift.errors import InputError
 HOST = "127.0.0.1"
 #: name of the connection in Flower's own configuration file
 CONNECTION = "fedshift"
-#: seconds the SuperLink waits for its own database; after five, its default, it fails, and with it
-#: nodes and run, when one site has sent a gigabyte that is then cleared away
-DATABASE_PATIENCE = 120
+#: the first flwr with these flags; the app alone runs under older ones, as NVIDIA FLARE has them
+OLDEST = (1, 41)
+#: name of `fedshift.deploy.database` in the address of a SuperLink's database
+PLUGIN = "fedshift"
 #: what a SuperNode writes when the SuperLink has let it in
 NODE_READY = "SuperNode ID:"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -39,6 +41,32 @@ def find(command: str) -> str:
     if not os.access(path, os.X_OK):
         raise FlowerMissing(f"Flower's command {command}")
     return str(path)
+
+
+def check_installation() -> None:
+    """See that Flower has the flags that are used here, and that its database finds our plugin.
+
+    Raises
+    ------
+    FlowerMissing
+        If there is no Flower.
+    DeployError
+        If it is too old, or fedshift was installed before it had the plugin.
+    """
+    try:
+        version = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
+        raise FlowerMissing("Flower") from None
+    if tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < OLDEST:
+        raise DeployError(
+            f"flwr {'.'.join(map(str, OLDEST))} or newer is needed for these commands; got "
+            f"{version}; run: pip install 'fedshift[flower]'"
+        )
+    if not metadata.entry_points(group="sqlalchemy.plugins", name=PLUGIN):
+        raise DeployError(
+            f"the SuperLink's database needs the plugin {PLUGIN!r}, which this installation of "
+            "fedshift does not announce; install fedshift again (pip install -e . in a checkout)"
+        )
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -63,7 +91,7 @@ def environment(home: Path) -> dict[str, str]:
 def superlink(port: int, *, database: Path, keys: Keys | None) -> list[str]:
     """Start a SuperLink: with TLS and known nodes only, or open and in the clear."""
     out = [find("flower-superlink"), "--host", HOST, "--port", str(port)]
-    out += ["--database", f"sqlite:///{database}?timeout={DATABASE_PATIENCE}"]
+    out += ["--database", f"sqlite:///{database.absolute()}?plugin={PLUGIN}"]
     out += ["--disable-runtime-dependency-installation"]
     if keys is None:
         return [*out, "--insecure"]
