@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from fedshift.deploy import guard
 from fedshift.deploy.events import Events
+from fedshift.deploy.fleet import Fleet
 from fedshift.deploy.processes import Process
 from fedshift.deploy.watch import Watched
 
@@ -116,6 +118,45 @@ def test_what_is_held_stays_down(scene: Scene) -> None:
     assert scene.watched.starts == 1
     scene.watched.start()
     scene.until(lambda: scene.watched.ready)
+
+
+def test_whoever_listens_cannot_end_a_thread(folder: Path) -> None:
+    def deaf(what: str) -> None:
+        raise ValueError(f"[/{what}]")
+
+    events = Events(folder / "events.jsonl", tell=deaf)
+    events.add("one")
+    said = [e["what"] for e in events.to_records()]
+    assert said == ["one", "an event could not be told: ValueError('[/one]')"]
+
+
+def test_one_process_s_trouble_is_not_the_others(scene: Scene, folder: Path) -> None:
+    class Odd(Watched):
+        tries = 0
+
+        def step(self) -> None:
+            self.tries += 1
+            raise OSError("disk full")
+
+    scene.refusals.write_text("0")
+    fleet = Fleet(folder, ["odd", "a"], events=scene.events)
+    odd = Odd(
+        Process("node odd", [], environment={}, tag="", log=folder / "odd"), bool, scene.events
+    )
+    fleet.nodes = {"odd": odd, "a": scene.watched}
+    scene.watched.start()
+    thread = threading.Thread(target=fleet._watch, daemon=True)
+    thread.start()
+    end = time.monotonic() + 15
+    while not (scene.watched.ready and odd.tries > 2):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    fleet._stopping.set()
+    thread.join(10)
+    assert not odd.given_up
+    assert [s for s in scene.said() if "odd" in s] == [
+        "node odd could not be looked at: OSError('disk full')"
+    ]
 
 
 def test_events_are_a_file_that_is_added_to(folder: Path) -> None:

@@ -98,11 +98,13 @@ class Fleet:
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._handlers: dict[int, Any] = {}
+        self._trouble: dict[str, str] = {}
 
     # -- start ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Fleet:
         self._environment = commands.environment(self.folder / "home")
+        commands.check_installation()
         self._guard = subprocess.Popen(
             [sys.executable, "-I", str(guard.__file__), self.tag],
             stdin=subprocess.PIPE,
@@ -244,11 +246,23 @@ class Fleet:
         while not self._stopping.wait(0.2):
             with self._lock:
                 for watched in self._all():
-                    try:
-                        watched.step()
-                    except DeployError as error:  # it could not even be started
-                        watched.given_up = True
-                        self.events.add(f"{watched.name} is given up: {error}")
+                    self._look(watched)
+
+    def _look(self, watched: Watched) -> None:
+        """One step, whatever comes of it: the same thread keeps the others running."""
+        try:
+            watched.step()
+        except DeployError as error:  # it could not even be started
+            watched.given_up = True
+            self._say_once(watched, f"{watched.name} is given up: {error}")
+        except Exception as error:  # a full disk, too many open files: it may pass
+            self._say_once(watched, f"{watched.name} could not be looked at: {error!r}")
+
+    def _say_once(self, watched: Watched, what: str) -> None:
+        if self._trouble.get(watched.name) != what:
+            self._trouble[watched.name] = what
+            with contextlib.suppress(OSError):  # what is wrong may be the disk of the events
+                self.events.add(what, process=watched.name)
 
     def wait(self, until: Callable[[], bool], *, timeout: float) -> None:
         """Wait for something to become true.

@@ -116,7 +116,7 @@ def run_local(
     """
     folder = Path(folder).resolve()
     record = folder / "record"
-    _check(app, record)
+    check_folder(app, folder)
     names = _names(clients)
     home = _fresh(folder / "fleet", time.strftime("%Y%m%d-%H%M%S"))
     events = Events(folder / "events.jsonl", tell=on_event)
@@ -217,8 +217,15 @@ class _Run:
                 log.write(line)
                 log.flush()
                 said.append(line)
-                if self._on_line is not None:
-                    self._on_line(line.rstrip("\n"))
+                self._tell(line.rstrip("\n"))
+
+    def _tell(self, line: str) -> None:
+        if self._on_line is None:
+            return
+        try:
+            self._on_line(line)
+        except Exception as error:  # whoever listens must not stop the reader: the pipe would fill
+            self._fleet.events.add(f"a line of the log could not be told: {error!r}")
 
 
 def _finish(process: subprocess.Popen[str], reader: threading.Thread) -> None:
@@ -234,13 +241,20 @@ def _end(said: list[str]) -> str:
     return commands.last_words("".join(said), lines=20)
 
 
-def _check(app: Path, record: Path) -> None:
+def check_folder(app: Path, folder: Path) -> None:
+    """See that there is an app, and a folder without a finished run.
+
+    Raises
+    ------
+    InputError
+        If not.
+    """
+    result = Path(folder) / "record" / RESULT
     if not (Path(app) / "pyproject.toml").is_file():
         raise InputError(f"app: {app} has no pyproject.toml; give the folder of a Flower app")
-    if (record / RESULT).exists():
+    if result.exists():
         raise InputError(
-            f"folder: {record.parent} already holds a finished run; choose another or remove "
-            f"{record / RESULT}"
+            f"folder: {folder} already holds a finished run; choose another or remove {result}"
         )
 
 
