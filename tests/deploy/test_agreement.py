@@ -99,6 +99,36 @@ def test_a_ratio_that_needs_rows_of_others_says_so(recipe: Recipe) -> None:
         Agreement.of(recipe, clients=9)
 
 
+RATIO = "method.FTW.ratio={{ kind = '{}', {} }}"
+
+
+def test_options_of_a_ratio_are_kept_or_refused(recipe: Recipe) -> None:
+    given = recipe.changed([RATIO.format("multi-source", "folds = 5, model = 'linear'")])
+    ratio = Agreement.of(given, clients=2).job.ratio
+    assert (ratio.folds, ratio.model) == (5, "linear")
+    with pytest.raises(InputError, match=r"\[method\.ratio\]: unknown key 'lr'"):
+        Agreement.of(recipe.changed([RATIO.format("multi-source", "lr = 0.1")]), clients=2)
+    with pytest.raises(InputError, match=r"'classifier' is fitted .* got folds for 'multi-source'"):
+        Agreement.of(given.changed([RATIO.format("multi-source", "folds = 5")]), rung=5)
+    alone = recipe.changed([RATIO.format("logistic", "folds = 5"), "method.FTW.objective='fitw'"])
+    with pytest.raises(InputError, match="with its defaults; got folds for 'logistic'"):
+        Agreement.of(alone)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"rung": 0}, "needs rung 2 .* got rung 0"),
+        ({"rung": 1, "method": "FTW-labels"}, "needs rung 2 .* got rung 1"),
+        ({"rung": 3, "method": "FTW-labels"}, "rung 3 adds a bound .* got ratios 'federated-mlls'"),
+        ({"rung": 3, "method": "ERM"}, "rung 3 adds a bound"),
+    ],
+)
+def test_a_rung_is_kept_or_refused(settings: dict[str, Any], why: str, recipe: Recipe) -> None:
+    with pytest.raises(InputError, match=why):
+        Agreement.of(recipe, **settings)
+
+
 WRONG: list[tuple[str, str, str]] = [
     ("[deploy]", "[other]", "other"),
     ("classes = 10", "classes = 0", "classes"),
@@ -109,6 +139,10 @@ WRONG: list[tuple[str, str, str]] = [
     ("deadline = 120.0", 'deadline = "long"', "deadline"),
     ("[deploy]", "[deploy\n", "must be TOML"),
     ("seeds = [0]", "seeds = [0, 1]", "one method and one seed"),
+    ("[deploy.robust]", '[deploy.robust]\nfoo = "off"', r"\[deploy.robust\]: unknown key 'foo'"),
+    ('rule = "mean"', 'rule = "off"', "rule"),
+    ('clients = ["client-1"', "clients = [1", "clients"),
+    ("shape = [1, 8, 8]", 'shape = ["a"]', "shape"),
 ]
 
 
@@ -125,7 +159,9 @@ def test_what_is_wrong_is_named(
         Agreement.read(path)
 
 
-@pytest.mark.parametrize("table", ["ratio = 5", "robust = 5", "ratio = 'x'", "robust = ['a']"])
+@pytest.mark.parametrize(
+    "table", ["ratio = 5", "robust = 5", "ratio = 'x'", "robust = ['a']", "defence = 3"]
+)
 def test_tables_must_be_tables(table: str, recipe: Recipe, tmp_path: Path) -> None:
     text = Agreement.of(recipe, method="ERM", clients=2).to_toml()
     head, _, _ = text.partition("[deploy.")

@@ -43,8 +43,8 @@ from fedshift.defence.ratios import RatioDefence
 from fedshift.defence.robust import Robust
 from fedshift.errors import InputError
 from fedshift.experiments.recipe import PLANS, Model, Recipe, read_plan
-from fedshift.experiments.spelling import Place, arguments, fields_of, make, plain, to_toml
-from fedshift.federation.job import KINDS, POOLED, Job, RatioPhase
+from fedshift.experiments.spelling import Place, arguments, at, fields_of, make, plain, to_toml
+from fedshift.federation.job import KINDS, POOLED, SHARED, Job, RatioPhase
 from fedshift.federation.weigh import ESTIMATORS
 from fedshift.learn.objective import Objective
 
@@ -88,9 +88,15 @@ class Agreement:
         clients : int, optional
             The first so many of its clients.
         rung : int, optional
-            Of the privacy ladder: 4 and 5 share rows, made up or real.
+            Of the privacy ladder: the highest that the task may need. 3 adds a bound from bin
+            counts, 4 and 5 share rows, made up or real.
         **more
             Other fields of `Job`.
+
+        Raises
+        ------
+        InputError
+            If the recipe cannot be run so, or needs a higher rung.
         """
         method = recipe.methods[0].name if method is None else method
         one = recipe.narrow(method, recipe.seeds[0] if seed is None else seed)
@@ -110,6 +116,7 @@ class Agreement:
             **_of_settings(one),
             **more,
         )
+        _check_rung(job, rung)
         return cls(recipe=one, job=job)
 
     # -- rows ----------------------------------------------------------------------------------
@@ -168,7 +175,7 @@ class Agreement:
         if len(recipe.methods) != 1 or len(recipe.seeds) != 1:
             raise InputError(f"{place}: an agreement is about one method and one seed")
         below, given = place.under("deploy"), dict(deploy)
-        for name in ("ratio", "robust"):
+        for name in ("ratio", "robust", "defence"):
             if not isinstance(given.get(name, {}), Mapping):
                 raise below.wrong(name, "a table", given[name])
         ratio = _read_ratio(given.pop("ratio", {}), below)
@@ -213,33 +220,53 @@ def _of_settings(recipe: Recipe) -> dict[str, Any]:
     return {n: getattr(s, n) for n in names}
 
 
+def _check_rung(job: Job, rung: int | None) -> None:
+    if rung is None:
+        return
+    if job.rung > rung:
+        raise InputError(
+            f"objective {job.objective!r} with ratios {job.ratio.kind!r} needs rung {job.rung} of "
+            f"the privacy ladder; got rung {rung}; say {job.rung}, or take a method that needs less"
+        )
+    if rung == 3 and not job.ratio.bound:
+        raise InputError(
+            "rung 3 adds a bound from bin counts to ratios 'multi-source'; got ratios "
+            f"{job.ratio.kind!r}, which need rung {job.rung}; say that, or take another method"
+        )
+
+
 def _ratio_phase(recipe: Recipe, rung: int | None) -> RatioPhase:
     """The way to ratios that a recipe's method names, on a rung of the ladder."""
-    method = recipe.methods[0]
-    kind, options = method.ratio.kind, dict(method.ratio.options)
+    method, place = recipe.methods[0], Place(recipe.name, "method")
+    kind, options = method.ratio.kind, method.ratio.options
     objective = Objective.of(method.objective).kind
     if objective == "erm":
         return RatioPhase(kind="local")
+    if kind in SHARED and rung not in (4, 5):
+        bound = kind == "multi-source" and rung == 3
+        return _read_ratio({"kind": kind, "bound": bound, **options}, place)
+    phase = _alone(kind, objective, rung)
+    if options:
+        raise InputError(
+            f"{place.under('ratio')}: {phase.estimator!r} is fitted by each site with its "
+            f"defaults; got {', '.join(options)} for {kind!r}; leave them out"
+        )
+    return phase
+
+
+def _alone(kind: str, objective: str, rung: int | None) -> RatioPhase:
+    """Ratios that every site makes by itself, from its own rows or from a pool."""
     if rung in (4, 5):
         name = kind if kind in ESTIMATORS and kind not in KINDS else "classifier"
         return RatioPhase(kind=POOLED[rung - 4], estimator=name)
     if kind == "exact":
         return RatioPhase(kind="given")
-    if kind == "federated-mlls":
-        place = Place(recipe.name, "method.ratio")
-        return _read_ratio({"kind": kind, **_of_mlls(options)}, place)
-    if kind == "multi-source":
-        return RatioPhase(kind=kind, bound=rung == 3)
     if objective == "fitw":
         return RatioPhase(kind="local", estimator=kind)
     raise InputError(
         f"ratio {kind!r} needs other sites' rows; take 'multi-source' or 'federated-mlls', which "
         "send gradients, or say rung 5 to share rows"
     )
-
-
-def _of_mlls(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: v for n, v in options.items() if n in ("model", "plan", "folds")}
 
 
 def _spelled_ratio(ratio: RatioPhase) -> dict[str, Any]:
@@ -269,6 +296,8 @@ def _off(table: dict[str, Any], value: Any) -> dict[str, Any]:
 
 
 def _read_with_off(maker: type[Any], table: Mapping[str, Any], place: Place) -> Any:
-    off = {n: None for n, v in table.items() if v == "off"}
+    known = maker.__dataclass_fields__
+    off = {n: None for n, v in table.items() if v == "off" and n in known}
     made = make(maker, {n: v for n, v in table.items() if n not in off}, place)
-    return replace(made, **off)
+    with at(place):
+        return replace(made, **off)

@@ -9,11 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import TaskID
 
     from fedshift.deploy.agreement import Agreement
+    from fedshift.privacy.policy import Privacy
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+#: options that say what the task is; a task file says all of it itself
+_OF_TASK = {
+    "clients": "--clients",
+    "method": "--method",
+    "seed": "--seed",
+    "rung": "--rung",
+    "deadline": "--deadline",
+    "minimum": "--minimum",
+    "changes": "--set",
+}
 
 # what the commands need is imported in them, so that --help answers at once
 
@@ -42,6 +55,13 @@ def add(commands: Commands) -> None:
         default=True,
         help="keep data and model loaded beside every node",
     )
+    local.add_argument(
+        "--privacy",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="[privacy] of every site, such as noise=4.0 min_rows=50",
+    )
     local.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS")
     local.set_defaults(command=_local)
     agree = parts.add_parser(
@@ -59,6 +79,8 @@ def add(commands: Commands) -> None:
     )
     site.add_argument("site", type=Path, metavar="SITE.toml")
     site.set_defaults(command=_site)
+    app = parts.add_parser("app", help="the folder of the Flower app, for flwr run")
+    app.set_defaults(command=_app)
     rungs = parts.add_parser("rungs", help="the privacy ladder: what leaves a site on each rung")
     rungs.set_defaults(command=_rungs)
 
@@ -74,14 +96,19 @@ def _add_task(sub: argparse.ArgumentParser, default: str | None) -> None:
     sub.add_argument("--clients", type=int, metavar="N", help="the first N clients (all)")
     sub.add_argument("--method", metavar="NAME", help="of the recipe (its first)")
     sub.add_argument("--seed", type=int, metavar="S", help="of the recipe (its first)")
-    sub.add_argument("--rung", type=int, choices=range(6), help="of the privacy ladder (lowest)")
+    sub.add_argument(
+        "--rung",
+        type=int,
+        choices=range(6),
+        help="of the privacy ladder, highest that may be needed (the lowest that will do)",
+    )
     sub.add_argument(
         "--raw-rows",
         action="store_true",
         help="needed with --rung 5: unlabelled test rows leave the sites as they are, and whoever "
         "runs the server can read them",
     )
-    sub.add_argument("--deadline", type=float, default=120.0, metavar="SECONDS", help="of a round")
+    sub.add_argument("--deadline", type=float, metavar="SECONDS", help="of a round (120)")
     sub.add_argument("--minimum", type=int, metavar="N", help="answers that make a round (half)")
     sub.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes")
     sub.add_argument("--data-dir", metavar="DIR", help="folder of data sets")
@@ -91,11 +118,15 @@ def _agreement(given: argparse.Namespace) -> Agreement:
     from fedshift.deploy.agreement import Agreement
     from fedshift.errors import InputError
     from fedshift.experiments.recipe import Recipe
-    from fedshift.privacy.policy import describe
 
-    if given.rung == 5 and not given.raw_rows:
-        raise InputError(f"{describe(5)} Say --raw-rows as well if that is meant")
+    _check_raw(given.rung, given)
     if _is_agreement(given.recipe):
+        said = [flag for name, flag in _OF_TASK.items() if getattr(given, name) not in (None, [])]
+        if said:
+            raise InputError(
+                f"{given.recipe} is a task and says all of it; got {', '.join(said)} as well; "
+                "give a recipe, or write what you mean into the file"
+            )
         return Agreement.read(given.recipe)
     recipe = Recipe.load(given.recipe)
     if given.changes:
@@ -107,16 +138,30 @@ def _agreement(given: argparse.Namespace) -> Agreement:
         clients=given.clients,
         rung=given.rung,
         data_dir=given.data_dir,
-        deadline=given.deadline,
         minimum=given.minimum,
+        **({} if given.deadline is None else {"deadline": given.deadline}),
     )
 
 
+def _check_raw(rung: int | None, given: argparse.Namespace) -> None:
+    from fedshift.errors import InputError
+    from fedshift.privacy.policy import describe
+
+    if rung == 5 and not given.raw_rows:
+        raise InputError(f"{describe(5)} Say --raw-rows as well if that is meant")
+
+
 def _is_agreement(name: str) -> bool:
+    from fedshift.errors import InputError
+
     path = Path(name)
-    if path.suffix != ".toml" or not path.exists():
+    if path.suffix != ".toml" or not path.is_file():
         return False
-    return re.search(r"^\[deploy\]", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} must be TOML, in UTF-8: {error}") from None
+    return re.search(r"^\[deploy\]", text, re.MULTILINE) is not None
 
 
 def _agree(given: argparse.Namespace) -> int:
@@ -136,6 +181,13 @@ def _site(given: argparse.Namespace) -> int:
     return 0
 
 
+def _app(_: argparse.Namespace) -> int:
+    from fedshift.deploy.simulate import app_folder
+
+    print(app_folder())
+    return 0
+
+
 def _rungs(_: argparse.Namespace) -> int:
     from fedshift.privacy.policy import RUNGS, describe
 
@@ -147,12 +199,13 @@ def _local(given: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedshift.deploy.simulate import deploy_local
-    from fedshift.privacy.policy import Privacy, describe
+    from fedshift.privacy.policy import describe
 
-    agreement, console = _agreement(given), Console()
-    console.print(f"{agreement}", highlight=False)
-    console.print(describe(agreement.job.rung), highlight=False, style="dim")
-    policy = Privacy(rung=agreement.job.rung, raw=given.raw_rows and agreement.job.rung == 5)
+    # names, reasons and logs are text of others: none of it is markup
+    agreement, console = _agreement(given), Console(markup=False, highlight=False)
+    policy = _policy(given, agreement.job.rung)
+    console.print(f"{agreement}")
+    console.print(describe(agreement.job.rung), style="dim")
     with _Shown(console) as shown:
         done = deploy_local(
             agreement,
@@ -166,19 +219,44 @@ def _local(given: argparse.Namespace) -> int:
             timeout=given.timeout,
         )
     _tell(done.result, console)
-    console.print(f"{done}", highlight=False)
+    console.print(f"{done}")
     return 0
+
+
+def _policy(given: argparse.Namespace, rung: int) -> Privacy | None:
+    """What --privacy and --raw-rows say for all sites; None where they say nothing."""
+    import tomllib
+
+    from fedshift.errors import InputError
+    from fedshift.experiments.spelling import Place, make
+    from fedshift.privacy.policy import Privacy
+
+    _check_raw(rung, given)
+    try:
+        said = tomllib.loads("\n".join(given.privacy))
+    except tomllib.TOMLDecodeError:
+        raise InputError(
+            f"--privacy takes KEY=VALUE, such as noise=4.0; got {' '.join(given.privacy)!r}"
+        ) from None
+    if rung == 5:
+        said = {"raw": True, **said}
+    if not said:
+        return None
+    made: Privacy = make(Privacy, {"rung": rung, **said}, Place("--privacy"))
+    return made
 
 
 class _Shown:
     """Events as lines, rounds as bars."""
 
-    def __init__(self, console: Any) -> None:
+    def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self._console = console
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._progress = Progress(*columns, TextColumn("{task.fields[said]}"), console=console)
+        phase, said = (
+            TextColumn(what, markup=False) for what in ("{task.description}", "{task.fields[said]}")
+        )
+        self._progress = Progress(phase, BarColumn(), MofNCompleteColumn(), said, console=console)
         self._bars: dict[str, TaskID] = {}
 
     def __enter__(self) -> _Shown:
@@ -189,7 +267,7 @@ class _Shown:
         self._progress.stop()
 
     def event(self, text: str) -> None:
-        self._console.print(f"[dim]{text}[/]", highlight=False)
+        self._say(text, "dim")
 
     def line(self, text: str) -> None:
         found = re.match(r"(train\.\w+) (\d+)/(\d+) ?(.*)", text)
@@ -199,10 +277,13 @@ class _Shown:
                 self._bars[phase] = self._progress.add_task(phase, total=int(total), said="")
             self._progress.update(self._bars[phase], completed=int(done), said=said)
         elif re.match(r"(dropped|too few|audit|resume)\b", text):
-            self._console.print(f"[yellow]{text}[/]", highlight=False)
+            self._say(text, "yellow")
+
+    def _say(self, text: str, style: str) -> None:
+        self._console.print(text, style=style, markup=False, highlight=False)
 
 
-def _tell(result: Mapping[str, Any], console: Any) -> None:
+def _tell(result: Mapping[str, Any], console: Console) -> None:
     """A row a client: its score, its weights, and what left it."""
     from rich.table import Table
 
@@ -220,8 +301,8 @@ def _tell(result: Mapping[str, Any], console: Any) -> None:
             name,
             "–" if value is None else f"{value:.3f}",
             "–" if row is None else f"{row['low']:.3f} to {row['high']:.3f}",
-            f"{facts.get('ess_share', '–')}",
-            f"{facts['epsilon']:.2f}" if "epsilon" in facts else "–",
+            _said(facts.get("ess_share", "–")),
+            _said(facts.get("epsilon", "–")),
             human(costs[name].up) if name in costs else "–",
             f"{costs[name].rows:,}" if name in costs else "–",
         )
@@ -229,8 +310,13 @@ def _tell(result: Mapping[str, Any], console: Any) -> None:
     dropped = [e for e in result["events"] if e["what"] == "dropped"]
     for e in dropped[:10]:
         said = f"{e['client']} was left out of {e['phase']}, round {e['round']}: {e['why']}"
-        console.print(said, highlight=False, markup=False)
+        console.print(said)
     if len(dropped) > 10:
         console.print(f"… and {len(dropped) - 10} more, see record/events.jsonl")
     if result["mean"] is not None:
-        console.print(f"mean over {len(scores)} clients: {result['mean']:.3f}", highlight=False)
+        console.print(f"mean over {len(scores)} clients: {result['mean']:.3f}")
+
+
+def _said(value: object) -> str:
+    """What a site says of itself, which may be anything, in few letters."""
+    return f"{value:.2f}" if isinstance(value, float) else f"{value}"[:20]

@@ -22,12 +22,15 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 from fedshift.errors import InputError
 from fedshift.federation.messages import Message
 from fedshift.federation.worker import Remote, WorkerGone
+
+if TYPE_CHECKING:
+    from fedshift.privacy.policy import Privacy
 
 #: names the site's file; "{client-name}" in it stands for what the node config says
 SITE = "FEDSHIFT_SITE"
@@ -64,6 +67,25 @@ def read_site(path: Path | str) -> dict[str, Any]:
         if name in table and table[name] != "recipe":
             table[name] = str(path.parent / table[name])
     return table
+
+
+def read_policy(path: Path | str) -> Privacy:
+    """The policy that a site's file sets.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or sets something that there is not.
+    """
+    return _policy(read_site(path), Path(path).name)
+
+
+def _policy(settings: Mapping[str, Any], file: str = "site.toml") -> Privacy:
+    from fedshift.experiments.spelling import Place, make
+    from fedshift.privacy.policy import Privacy
+
+    made: Privacy = make(Privacy, settings.get("privacy", {}), Place(file, "privacy"))
+    return made
 
 
 def site_file(node: Mapping[str, Any]) -> str:
@@ -130,12 +152,9 @@ def make_site(settings: Mapping[str, Any]) -> Any:
 
     from fedshift.data.federation import ClientData
     from fedshift.deploy.agreement import Agreement
-    from fedshift.experiments.spelling import Place, make
     from fedshift.federation.site import Site
-    from fedshift.privacy.policy import Privacy
 
-    agreement = Agreement.read(settings["task"])
-    policy = make(Privacy, settings.get("privacy", {}), Place("site.toml", "privacy"))
+    agreement, policy = Agreement.read(settings["task"]), _policy(settings)
     name, log_ratio = settings["client"], None
     if settings["rows"] == "recipe":
         data, log_ratio = agreement.rows(name, settings.get("data-dir"))

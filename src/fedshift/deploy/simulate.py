@@ -11,8 +11,10 @@ from typing import Any
 
 from fedshift.core.files import write_text
 from fedshift.deploy.agreement import Agreement
+from fedshift.deploy.files import read_policy
 from fedshift.deploy.fleet import Fleet
-from fedshift.deploy.local import Finished, run_local
+from fedshift.deploy.keys import checked_names
+from fedshift.deploy.local import Finished, check_folder, run_local
 from fedshift.errors import InputError
 from fedshift.experiments.spelling import to_toml
 from fedshift.privacy.policy import Privacy
@@ -59,23 +61,32 @@ def deploy_local(
     warm : bool
         Keep a worker with data and model loaded beside every node.
     privacy : Privacy, optional
-        Policy of all sites; the rung the agreement needs by default (never 5).
+        Policy of all sites; by default the rung that the agreement needs (never 5). A site whose
+        ``site.toml`` is already there keeps the policy it has.
     wait : float
         Seconds to wait, once, for all sites to connect.
     on_line, on_event, on_start, timeout
         As for `run_local`.
+
+    Raises
+    ------
+    InputError
+        If a client's name cannot be that of a folder, or the folder holds a finished run, another
+        task or another policy; nothing is written then.
     """
     folder = Path(folder).resolve()
+    names = checked_names(agreement.job.clients)
+    check_folder(app_folder(), folder)
+    _check_task(agreement, folder / "task.toml")
+    policies = {n: _policy(agreement, folder / "sites" / n / "site.toml", privacy) for n in names}
     task = agreement.write(folder / "task.toml")
-    names = agreement.job.clients
-    policy = Privacy(rung=agreement.job.rung) if privacy is None else privacy
     sockets = Path(tempfile.mkdtemp(prefix="fedshift-"))  # short: a socket's path has 107 bytes
     try:
         sites = {}
         for number, name in enumerate(names):
             socket = sockets / f"{number}.sock" if warm else None
             sites[name] = write_site(
-                folder / "sites" / name, name, task, socket, policy, data_dir=data_dir
+                folder / "sites" / name, name, task, socket, policies[name], data_dir=data_dir
             )
         beside = {
             f"worker {name}": (
@@ -99,6 +110,27 @@ def deploy_local(
         )
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
+
+
+def _check_task(agreement: Agreement, path: Path) -> None:
+    if not path.exists():
+        return
+    there = Agreement.read(path)
+    if there.digest != agreement.digest:
+        raise InputError(
+            f"folder: {path} is another task, digest {there.digest}; got {agreement.digest}; "
+            "choose another folder, or the task that is there"
+        )
+
+
+def _policy(agreement: Agreement, path: Path, privacy: Privacy | None) -> Privacy:
+    """A site's own policy if it has one, else the one for all."""
+    if not path.exists():
+        return Privacy(rung=agreement.job.rung) if privacy is None else privacy
+    own = read_policy(path)
+    if privacy is not None and own != privacy:
+        raise InputError(f"{path} has a policy of its own: {own}; got {privacy}; change it there")
+    return own
 
 
 def write_site(
