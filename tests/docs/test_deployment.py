@@ -86,7 +86,9 @@ def test_the_table_of_rungs_is_the_ladder() -> None:
 def test_our_commands_are_understood() -> None:
     lines = command_lines("fedshift")
     assert {line[2] for line in lines} == {"local", "agree", "site"}
-    for line in lines:
+    inner = [shlex.split(line) for line in re.findall(r"\$\((fedshift .*?)\)", PAGE)]
+    assert ["fedshift", "deploy", "app"] in inner
+    for line in lines + inner:
         parser().parse_args(line[1:])
 
 
@@ -100,8 +102,13 @@ def test_flower_s_commands_are_those_we_run(
     pytest.importorskip("cryptography", reason="cryptography is not installed")
     monkeypatch.setattr(commands, "find", lambda name: name)
     keys: Keys = make_keys(tmp_path / "keys", [])
-    (link,) = command_lines("flower-superlink")
-    assert flags(link) == flags(commands.superlink(8000, database=Path("d"), keys=keys))
+    links = command_lines("flower-superlink")
+    assert len(links) == 2  # by hand and in the unit
+    database = Path("/srv/fedshift/link/superlink.db")
+    our_link = commands.superlink(8000, database=database, keys=keys)
+    for link in links:
+        assert flags(link) == flags(our_link)
+        assert link[link.index("--database") + 1] == our_link[our_link.index("--database") + 1]
     nodes = command_lines("flower-supernode")
     assert len(nodes) == 2  # by hand and in the unit
     ours = commands.supernode(1, 2, ca=keys.ca, key=keys.key, config={"site": "s"})
@@ -109,7 +116,34 @@ def test_flower_s_commands_are_those_we_run(
         assert flags(node) == flags(ours)
     run = commands.run(Path("apps/flower"), Path("run.toml"))
     assert [flags(line) for line in command_lines("flwr run")] == [flags(run)]
-    assert [line[:3] for line in command_lines("flwr supernode")] == [commands.register(Path())[:3]]
+    assert command_lines("flwr supernode")[0][:3] == commands.register(Path())[:3]
+
+
+@pytest.mark.filterwarnings("ignore:The 'is_flag':DeprecationWarning")  # Flower's
+def test_flower_has_these_commands() -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed")
+    from flwr.cli.app import app
+    from typer.main import get_command
+
+    lines = command_lines("flwr")
+    assert len(lines) > 5
+    for line in lines:
+        command = get_command(app)
+        for word in line[1:3]:
+            command = getattr(command, "commands", {}).get(word, command)
+        assert not hasattr(command, "commands"), line
+
+
+def test_only_three_folders_are_the_node_s() -> None:
+    server, site = blocks("ini")
+    for unit in (server, site):
+        assert "UMask=0077" in unit
+        assert "Wants=network-online.target" in unit
+        assert "FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1" in unit
+    made = next(line for line in command_lines("install") if "-d" in line)
+    may = re.search(r"ReadWritePaths=(.*)", site)
+    assert may is not None
+    assert may[1].split() == [f"/srv/fedshift/{name}" for name in made[-3:]]
 
 
 def test_the_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,10 @@ def test_flower_is_as_described() -> None:
     assert "timestamp.encode" in node
     assert "TIMESTAMP_TOLERANCE" in node
     constant = importlib.import_module("flwr.common.constant")
-    assert constant.TIMESTAMP_TOLERANCE == 300
+    assert constant.TIMESTAMP_TOLERANCE + constant.SYSTEM_TIME_TOLERANCE == 305
+    assert constant.SYSTEM_TIME_TOLERANCE == 5
+    secret = text["flwr/supercore/dependencies/superexec.py"]
+    assert "superexec_auth_secret" in secret
     verify = text["flwr/supernode/start_client_internal.py"]
     assert 'if not fab.verifications.get("valid_license", "")' in verify
     assert hasattr(importlib.import_module("flwr.server.workflow"), "SecAggPlusWorkflow")
