@@ -14,7 +14,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from fedshift.core import files
 from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import CheckpointError, DamagedCheckpoint, InputError, OutputError
 from fedshift.federation import checkpoint
@@ -305,7 +305,7 @@ def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(files, "_empty_beside", refuse)
     with pytest.raises(OutputError, match="Read-only file system; choose a folder"):
         save(tmp_path, state(2), fingerprint=MARK)
     monkeypatch.undo()
@@ -329,12 +329,12 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # the temporary file is a link to /dev/full, so the system itself answers "no space left"
     save(tmp_path, state(1), fingerprint=MARK)
 
-    def full(prefix: str, dir: Path) -> tuple[int, str]:
-        link = Path(dir) / f"{prefix}full"
+    def full(path: Path) -> Path:
+        link = path.with_name(f".{path.name}.full")
         link.symlink_to("/dev/full")
-        return os.open("/dev/null", os.O_RDONLY), str(link)
+        return link
 
-    monkeypatch.setattr(tempfile, "mkstemp", full)
+    monkeypatch.setattr(files, "_empty_beside", full)
     with pytest.raises(OutputError, match=f"{file(2)}: No space left on device; free some room"):
         save(tmp_path, state(2), fingerprint=MARK)
     monkeypatch.undo()

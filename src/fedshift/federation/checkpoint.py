@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
-import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -27,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedshift.core.files import atomic_path
-from fedshift.errors import CheckpointError, DamagedCheckpoint, InputError, OutputError
+from fedshift.errors import CheckpointError, DamagedCheckpoint, InputError
 from fedshift.federation.task import State, Task
 
 FORMAT = 1
@@ -133,11 +131,8 @@ def save(
     path = folder / f"checkpoint-{state.round:08d}.safetensors"
     # not safetensors' own save_file: it writes through a temporary file that a kill leaves under
     # a name nobody can tell, and hides the disk's errors from `atomic_path`
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.write(safetensors.torch.save(tensors, header))
-        file.flush()
-        os.fsync(file.fileno())  # else the rename may reach the disk before the content
-    _sync_folder(folder)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(safetensors.torch.save(tensors, header))
     _tidy(folder, path)
     return path
 
@@ -246,22 +241,6 @@ def _tidy(folder: Path, path: Path) -> None:
     for old in {*paths, *folder.glob(".checkpoint-*.safetensors.*")} - set(kept):
         with contextlib.suppress(OSError):  # one too many does no harm
             old.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the new name to the disk."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot
-            raise OutputError(
-                f"cannot bring the checkpoint in {folder} to the disk: {error.strerror}; look at "
-                "the disk; earlier checkpoints are untouched"
-            ) from error
 
 
 def _content_digest(text: str, tensors: Mapping[str, Tensor]) -> str:
