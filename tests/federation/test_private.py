@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import federation, job, make_sites, multi_source, normed, question, run, start
+from tiny import federation, job, make_sites, multi_source, normed, question, run, small, start
 
 from fedshift.errors import InputError
 from fedshift.federation.client import Broadcast, Client, Memory
+from fedshift.federation.job import RatioPhase
+from fedshift.federation.messages import Message
 from fedshift.federation.plan import FedAvg, FedSGD
 from fedshift.federation.private import PrivateClient
 from fedshift.federation.ratios import Laws
@@ -112,3 +114,97 @@ def test_a_round_made_again_is_paid_again_also_after_a_restart(tmp_path: Path) -
         spent.append(site().handle(question(made, "query.describe")).facts["epsilon"])
     assert spent[0] < spent[1] < spent[2]  # type: ignore[operator]
     assert (answers[0].arrays["0/update"] != answers[1].arrays["0/update"]).any()
+
+
+def epsilons(result: dict[str, Any]) -> set[Any]:
+    return {facts.get("epsilon") for facts in result["sites"].values()}
+
+
+def test_what_left_bare_in_another_run_is_not_forgotten(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=multi_source())
+    result, _ = run(made, make_sites(made, tmp_path / "s"), tmp_path / "one")
+    assert epsilons(result) == {None}  # who never asked for noise says nothing of ε
+    noisy = Privacy(rung=2, noise=20.0)
+    result, _ = run(made, make_sites(made, tmp_path / "s", privacy=noisy), tmp_path / "two")
+    assert epsilons(result) == {"unbounded"}
+    result, _ = run(made, make_sites(made, tmp_path / "s"), tmp_path / "three")
+    assert epsilons(result) == {"unbounded"}  # noise was asked for once
+
+
+@pytest.mark.filterwarnings("ignore::fedshift.errors.ClippedWeights")
+def test_an_epsilon_that_became_infinite_is_told(tmp_path: Path) -> None:
+    """Bin counts without noise, after gradients with noise, and a restart in between."""
+    made = job(objective="ftw", ratio=multi_source(bound=True))
+    sites = make_sites(made, tmp_path / "s", privacy=Privacy(rung=3, noise=20.0))
+
+    class Dead(BaseException):
+        pass
+
+    class Killed:
+        def handle(self, message: Message) -> Message:
+            if message.facts.get("what") == "models":
+                raise Dead
+            answer: Message = sites["ash"].handle(message)
+            return answer
+
+    with pytest.raises(Dead):
+        run(made, sites | {"ash": Killed()}, tmp_path / "r")
+    before = sites["ash"].handle(question(made, "query.describe")).facts["epsilon"]
+    assert isinstance(before, float)
+    result, _ = run(made, sites, tmp_path / "r")
+    assert epsilons(result) == {"unbounded"}
+
+
+def test_the_epsilon_of_a_site_that_went_away_is_not_told(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=multi_source())
+    sites = make_sites(made, tmp_path / "s", privacy=Privacy(rung=2, noise=20.0))
+    asked: list[str] = []
+
+    class Leaving:
+        def handle(self, message: Message) -> Message:
+            asked.append(message.header.phase)
+            if message.header.phase == "query.describe" and len(asked) > 1:
+                raise ConnectionError("not connected")
+            answer: Message = sites["ash"].handle(message)
+            return answer
+
+    result, _ = run(made, sites | {"ash": Leaving()}, tmp_path / "r")
+    assert "epsilon" not in result["sites"]["ash"]
+    assert result["sites"]["ash"]["mean_weight"] > 0
+    assert isinstance(result["sites"]["elm"]["epsilon"], float)
+
+
+@pytest.mark.parametrize("kind", ["raw", "generated", "federated-mlls"])
+def test_all_that_leaves_a_rung_without_noise_is_booked(kind: str, tmp_path: Path) -> None:
+    ratio = RatioPhase(kind=kind, model=small, quota=20, plan=FedAvg(rounds=1, local_steps=1))
+    made = job(objective="ftw", ratio=ratio)
+    policy = Privacy(rung=5, raw=True, epsilon_counts=1.0)
+    site = Site(made, federation(200, 200)["ash"], tmp_path, privacy=policy)
+    assert site.handle(question(made, "query.describe")).facts["epsilon"] == 0.0
+    if kind == "federated-mlls":
+        models = question(made, "query.share", arrays=start(made, "ratio"), what="models")
+        assert site.handle(models).error == ""
+    what = "presence" if kind == "federated-mlls" else "rows"
+    site.handle(question(made, "query.share", what=what))
+    assert site.handle(question(made, "query.describe")).facts["epsilon"] == "unbounded"
+
+
+def test_two_processes_keep_one_book(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=multi_source())
+
+    def sites(folder: str) -> Site:
+        policy = Privacy(rung=2, noise=20.0)
+        return Site(made, federation()["ash"], tmp_path / folder, privacy=policy)
+
+    def ask(who: Site, run: str, number: int) -> None:
+        asked = question(made, "train.ratio", number, start(made, "ratio"), run=run)
+        assert who.handle(asked).error == ""
+
+    worker, stand_in, alone = sites("both"), sites("both"), sites("alone")
+    for number in range(3):
+        ask(worker, "one", number)
+        ask(stand_in, "two", number)
+        ask(alone, "one", number)
+        ask(alone, "two", number)
+    spent = [s.handle(question(made, "query.describe")).facts for s in (worker, stand_in, alone)]
+    assert spent[0]["epsilon"] == spent[1]["epsilon"] == spent[2]["epsilon"]

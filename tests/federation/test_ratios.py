@@ -188,3 +188,36 @@ def test_a_site_alone_weighs_towards_its_own_test_rows() -> None:
     truth = np.log(np.bincount(c.test_y) / np.bincount(c.y) * len(c.y) / len(c.test_y))
     assert np.argmax(by_class) == np.argmax(truth) == 2
     assert np.exp(found).mean() == pytest.approx(1.0, abs=0.3)
+
+
+def test_a_class_that_nobody_may_tell_keeps_its_bias(tmp_path: Path) -> None:
+    """Few rows of it at every site, and below `min_count`: nothing pushes it to nothing."""
+    rare = []
+    for c in federation(90, 60):
+        keep = (c.y != 2) | (np.cumsum(c.y == 2) <= 4)
+        rare.append(ClientData(c.name, c.x[keep], c.y[keep], c.test_x, c.test_y))
+    plan = FedAvg(rounds=4, local_steps=20, local_lr=0.1, batch_size=16)
+    ratio = RatioPhase(kind="federated-mlls", model=small, plan=plan, folds=2)
+    made = job(objective="ftw", ratio=ratio, plan=FedSGD(iterations=1))
+    theta = []
+    for least in (0, 5):
+        policy = Privacy(rung=2, min_count=least)
+        folder = tmp_path / str(least)
+        sites = make_sites(made, folder / "s", data=Federation(tuple(rare)), privacy=policy)
+        run(made, sites, folder / "r")
+        theta.append(json.loads((folder / "r" / "laws.json").read_text())["theta"])
+    assert theta[0][0] == pytest.approx(theta[1][0], rel=1.0)
+    assert abs(theta[1][3]) < 1.0
+
+
+def test_a_site_that_told_no_class_adds_nothing() -> None:
+    made = job(objective="ftw", ratio=RatioPhase(kind="federated-mlls", model=small))
+    reader = Labels(made, federation()["ash"])
+    reader.read(models_of(made.stage("ratio"), start(made, "ratio")))
+    theta, having = np.array([1.0, 0, 0, 0]), np.full(CLASSES, 3.0)
+    assert not reader.presence(1000).any()
+    loss, slope, curve = reader.calibrate(theta, having, 1000)
+    assert loss == 0
+    assert not slope.any()
+    assert not curve.any()
+    assert reader.calibrate(theta, having, 0)[1].any()

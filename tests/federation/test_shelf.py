@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from tiny import job, question
 
+from fedshift.errors import InputError
 from fedshift.federation.messages import MessageError
 from fedshift.federation.plan import FedAvg, FedSGD, Sign, TopK
 from fedshift.federation.shelf import KEPT, Shelf
@@ -88,3 +90,60 @@ def test_nothing_to_remember_writes_nothing(tmp_path: Path) -> None:
     one = shelf(tmp_path, made)
     one.remember(made.stage("model"), 1, one.memory(made.stage("model"), 0, "ash"), [])
     assert not list(tmp_path.rglob("memory-*"))
+
+
+# -- two processes of one site -------------------------------------------------------------------
+
+
+def test_one_process_knows_what_another_wrote(tmp_path: Path) -> None:
+    asked = question(job(plan=PLAN), "query.describe")
+    one, two = shelf(tmp_path), shelf(tmp_path)
+    for each in (one, two, one):
+        with each.held():
+            each.books.spend_counts(0.5, what="labels")
+            each.write()
+    assert [s.uses for s in one.books.spent] == [3]
+    with two.held() as changed:
+        assert changed
+        two.seen.take(asked)
+        two.write()
+    with one.held() as changed, pytest.raises(MessageError, match="a replay"):
+        one.seen.take(asked)
+    assert changed
+    with one.held() as changed:  # nobody wrote since
+        assert not changed
+
+
+def test_another_process_waits(tmp_path: Path) -> None:
+    one, two, order = shelf(tmp_path), shelf(tmp_path), []
+
+    def other() -> None:
+        with two.held():
+            order.append("two")
+
+    with one.held():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(0.2)
+        order.append("one")
+    thread.join(10)
+    assert order == ["one", "two"]
+
+
+# -- damaged -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["books.json", "site.json"])
+@pytest.mark.parametrize("text", ["", "[]", '{"books"', "\udcff"])
+def test_a_damaged_file_is_named_and_kept(name: str, text: str, tmp_path: Path) -> None:
+    one = shelf(tmp_path)
+    one.books.spend_counts(0.5)
+    one.write()
+    (path,) = tmp_path.rglob(name)
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=rf"{name} of this site.* is damaged; .*a backup"):
+        shelf(tmp_path)
+    for _ in range(2):  # one that is warm does not write over it either
+        with pytest.raises(InputError, match="is damaged"), one.held():
+            pass
+    assert path.read_bytes() == text.encode(errors="surrogateescape")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,21 @@ def test_a_site_must_fit_its_job(tmp_path: Path) -> None:
         site(job(clients=("birch", "elm")), tmp_path)
     with pytest.raises(InputError, match="shape"):
         site(job(shape=(DIM + 1,)), tmp_path)
+
+
+@pytest.mark.parametrize("part", ["y", "test_y"])
+def test_labels_must_be_those_of_the_job(part: str, tmp_path: Path) -> None:
+    data = federation()["ash"]
+    labels = np.array(getattr(data, part))
+    labels[7] = CLASSES
+    wrong = [labels, labels - CLASSES, labels.astype(float), labels.astype(str)]
+    for new in wrong:
+        with pytest.raises(InputError, match=rf"site 'ash': {part} must hold.* 3 classes"):
+            Site(job(), replace(data, **{part: new}), tmp_path)
+    with pytest.raises(InputError, match="got 0 to 3"):
+        Site(job(), replace(data, **{part: labels}), tmp_path)
+    numbers = replace(data, y=data.y + 0.5, test_y=data.test_y + 9.5)  # type: ignore[operator]
+    Site(job(loss="squared", classes=1), numbers, tmp_path)
 
 
 # -- what it refuses -----------------------------------------------------------------------------
@@ -187,6 +203,7 @@ def test_noise_and_a_classifier_of_labels_do_not_go_together(tmp_path: Path) -> 
         ("train.ratio", start(made, "ratio"), {}),
         ("query.share", {}, {"what": "presence"}),
         ("query.share", arrays, {"what": "calibrate"}),
+        ("query.share", {"theta": theta}, {"what": "law"}),
     ):
         answer = s.handle(question(made, phase, arrays=sent, **facts))  # type: ignore[arg-type]
         assert "'multi-source'" in answer.error, phase
@@ -196,6 +213,80 @@ def test_noise_and_a_classifier_of_labels_do_not_go_together(tmp_path: Path) -> 
     s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
     answer = s.handle(question(made, "query.share", arrays={"theta": theta}, what="law"))
     assert "is no count" in answer.error
+
+
+# -- what it is told makes its weights -----------------------------------------------------------
+
+SHUT = Privacy(rung=0, min_rows=1000, min_count=50)
+CELLS = {
+    "edges": np.array([-1.0, 0.0, 1.0]),
+    "counts": np.array([[9, 9, 9, 9]]),
+    "hidden": np.zeros((1, 4), dtype=np.uint8),
+}
+TAKEN: dict[str, tuple[RatioPhase, dict[str, Any]]] = {
+    "models": (multi_source(), {}),
+    "bound": (BOUND, CELLS),
+    "laws": (LABELS, {"theta": np.array([1.0, 0, 0, 0]), "laws": np.full((2, 3), 1 / 3)}),
+    "pool": (
+        RatioPhase(kind="raw", quota=20, estimator="logistic"),
+        {"pool": np.random.default_rng(0).normal(size=(40, DIM)).astype(np.float32)},
+    ),
+}
+
+
+def taken(what: str) -> tuple[Job, Any]:
+    """A job, and questions that send a site what it makes its weights of."""
+    ratio, arrays = TAKEN[what]
+    made = job(objective="ftw", ratio=ratio)
+
+    def ask(s: Site, scale: float = 1.0, what: str = what) -> Message:
+        sent = start(made, "ratio") if what == "models" else arrays
+        new = {n: scale * a if a.dtype.kind == "f" else a for n, a in sent.items()}
+        return s.handle(question(made, "query.share", arrays=new, what=what, laws=2))
+
+    return made, ask
+
+
+@pytest.mark.parametrize("what", TAKEN)
+@pytest.mark.filterwarnings("ignore::fedshift.errors.FedshiftWarning")
+def test_what_makes_weights_is_taken_once_a_run(what: str, tmp_path: Path) -> None:
+    """Mean weights for laws of the server's choice, one after the other, would tell every row."""
+    made, ask = taken(what)
+    for kind, policy in (("rung", Privacy(rung=made.rung - 1)), ("rows", SHUT)):
+        few = replace(SHUT, rung=made.rung, raw=made.rung == 5) if kind == "rows" else policy
+        s = site(made, tmp_path / kind, privacy=few)
+        answer = ask(s)
+        assert answer.error.startswith("Refused"), answer.error
+        assert ("fewer rows" if kind == "rows" else "needs rung") in answer.error
+        assert not answer.facts
+    s = site(made, tmp_path / "s")
+    if what in ("laws", "bound"):
+        ask(s, what="models")
+        assert "one set of ratio models a run" in ask(s, 2.0, what="models").error
+    first = ask(s)
+    assert first.error == ""
+    assert set(first.facts) == {"mean_weight", "ess_share"}  # and no bound
+    for again in (s, site(made, tmp_path / "s")):  # a server that resumes, a site that restarts
+        assert ask(again).facts == first.facts
+        other = ask(again, 0.5 if what != "laws" else 1 + 1e-9)
+        assert other.error.startswith("Refused"), other.error
+        assert "a run, and was sent another before" in other.error
+        assert not other.facts
+
+
+def test_a_bound_is_made_only_where_the_task_has_one(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=multi_source())
+    s = site(made, tmp_path, privacy=Privacy(rung=3))
+    s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
+    answer = s.handle(question(made, "query.share", arrays=CELLS, what="bound"))
+    assert "no bound in this task" in answer.error
+    assert not answer.facts
+
+
+def test_own_test_rows_must_be_enough_to_weigh_by(tmp_path: Path) -> None:
+    made = job(objective="fitw", ratio=RatioPhase(kind="local", estimator="logistic"))
+    s = site(made, tmp_path, privacy=Privacy(rung=0, min_rows=41))  # it has 60, and 40 in use
+    assert "fewer rows" in s.handle(question(made, "query.share", what="own")).error
 
 
 # -- whatever it is asked, it answers ------------------------------------------------------------
@@ -353,7 +444,7 @@ def test_runs_do_not_meet(tmp_path: Path) -> None:
     assert s.handle(question(made, "query.share", what="own", run="other")).error == ""
     assert s.handle(question(made, "train.model", arrays=start(made))).error == ""
     found = sorted(p.name.partition("-")[0] for p in tmp_path.iterdir())
-    assert found == ["books.json", "other", "run"]
+    assert found == [".lock", "books.json", "other", "run"]
 
 
 def test_another_run_gets_no_fresh_books(tmp_path: Path) -> None:
@@ -370,6 +461,57 @@ def test_another_run_gets_no_fresh_books(tmp_path: Path) -> None:
         asked = question(made, "query.share", arrays={"theta": theta}, what="law", run=run_name)
         told.append(s.handle(asked).arrays["law"])
     assert np.array_equal(told[0], told[1])
+
+
+def test_one_model_is_scored_a_run(tmp_path: Path) -> None:
+    """Two that differ at one row would tell whether it is among the test rows."""
+    made = job()
+    first = start(made)
+    other = {n: a + 1 for n, a in first.items()}
+    for _ in range(2):  # a server that resumes, a site that restarts
+        s = site(made, tmp_path)
+        assert s.handle(question(made, "evaluate.model", 4, first)).facts["labelled"] is True
+        for number, arrays in ((4, other), (3, first)):
+            answer = s.handle(question(made, "evaluate.model", number, arrays))
+            assert "one model to score a run" in answer.error
+            assert not answer.facts
+    asked = question(made, "evaluate.model", 4, other, run="next")
+    assert s.handle(asked).facts["labelled"] is True
+
+
+def test_nonsense_does_not_use_the_answer_up(tmp_path: Path) -> None:
+    made = job()
+    s = site(made, tmp_path)
+    assert "must have shape" in s.handle(question(made, "evaluate.model")).error
+    assert s.handle(question(made, "evaluate.model", 4, start(made))).error == ""
+
+
+def test_an_owner_may_keep_scores(tmp_path: Path) -> None:
+    made = job()
+    s = site(made, tmp_path, privacy=Privacy(rung=0, scores=False))
+    answer = s.handle(question(made, "evaluate.model", 0, start(made)))
+    assert answer.facts == {"labelled": False}
+
+
+def test_rare_classes_are_not_told_and_do_not_calibrate(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=LABELS)
+    data = federation()["ash"]
+    y = np.where(data.y == 2, 0, data.y)
+    y[:4] = 2
+    s = Site(made, replace(data, y=y), tmp_path, privacy=Privacy(rung=2, min_count=5))
+    s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
+    told = s.handle(question(made, "query.share", what="presence")).arrays["presence"]
+    assert told.tolist() == [1, 1, 0]
+    theta = np.concatenate([[1.0], np.zeros(CLASSES)])
+    for having in ([4.0, 4.0, 3.0], [4.0, 4.0, 0.0]):  # others have it, or nobody has enough
+        arrays = {"theta": theta, "having": np.array(having)}
+        answer = s.handle(question(made, "query.share", arrays=arrays, what="calibrate"))
+        assert answer.error == ""
+        # of its own rows nothing pulls the class up
+        assert answer.arrays["slope"][3] >= 0
+        assert answer.arrays["slope"][1:].sum() == pytest.approx(0.0, abs=1e-12)
+    assert not answer.arrays["slope"][3]
+    assert not answer.arrays["curve"][3].any()
 
 
 def test_scores_are_told_where_there_are_labels(tmp_path: Path) -> None:

@@ -313,3 +313,16 @@ def test_counts_are_never_below_the_tight_composition() -> None:
     books = Accountant()
     books.spend_counts(0.2, releases=40)
     assert theirs <= books.epsilon(1e-5) <= 1.4 * theirs
+
+
+def test_what_left_bare_is_never_forgotten() -> None:
+    books = Accountant()
+    assert not books.noisy
+    books.spend_bare("train.ratio")
+    assert not books.noisy
+    assert books.epsilon(1e-5) == math.inf
+    books.spend_counts(0.5)
+    assert books.noisy
+    again = Accountant.from_record(json.loads(json.dumps(books.to_record())))
+    assert again.noisy
+    assert again.epsilon(1e-5) == math.inf

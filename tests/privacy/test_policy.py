@@ -90,6 +90,7 @@ def test_raw_samples_need_it_said_twice() -> None:
         ("delta", 0.0),
         ("delta", 1.0),
         ("raw", 1),
+        ("scores", "no"),
     ],
 )
 def test_bad_settings_are_named(key: str, value: Any) -> None:
@@ -104,6 +105,11 @@ def test_toml_spells_it() -> None:
         "Privacy(rung 3: bin counts; laws of ≥ 20 rows, cells of ≥ 8; gradient noise 1.5 at "
         "clip 1, counts at ε = 0.5)"
     )
+
+
+def test_scores_are_told_unless_their_owner_says_no() -> None:
+    assert Privacy().scores
+    assert repr(Privacy(scores=False)).endswith("no noise; no scores)")
 
 
 def test_every_rung_says_what_leaves_and_what_is_learnt() -> None:

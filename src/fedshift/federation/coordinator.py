@@ -100,8 +100,10 @@ class Coordinator:
     def _describe(self) -> None:
         """Who is there, and what each knows."""
         found = self.ask("query.describe", 0, {n: ({}, {}) for n in self.job.clients}, limit=4096)
+        for known in self.facts.values():  # what a site that is away has spent is not known
+            known.pop("epsilon", None)
         for name, answer in found.items():
-            self.facts.setdefault(name, {}).update(answer.facts)
+            self.facts[name] = dict(answer.facts)
             self.weighed(name, answer)
 
     def understood(self, told: Mapping[str, Message], read: Callable[[Message], T]) -> dict[str, T]:

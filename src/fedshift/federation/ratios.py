@@ -13,15 +13,15 @@ from scipy.special import logsumexp, softmax
 from sklearn.base import clone
 from torch import nn
 
-from fedshift.core.label import Calibration, bcts_sums, mlls
+from fedshift.core.label import FLOOR, Calibration, bcts_sums, mlls
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
 from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.ratios import defend_log_ratios, label_log_ratios
 from fedshift.federation.job import Job, Stage
 from fedshift.federation.marginals import balanced, folds_of
-from fedshift.federation.messages import MessageError
-from fedshift.federation.task import State, Task
+from fedshift.federation.messages import Fact, MessageError
+from fedshift.federation.task import State, Task, mean_by_client
 from fedshift.federation.weigh import LABELLED, log_ratios, make_estimator, weights_of
 from fedshift.learn.evaluate import predict
 from fedshift.privacy.generate import GaussianMixtureSampler
@@ -111,11 +111,10 @@ class Labels:
         rows = replace(self.data, x=self.data.x[kept], y=self.data.y[kept])
         return stage.own(rows, self.weight[kept], fold)
 
-    @property
-    def presence(self) -> npt.NDArray[np.bool_]:
-        """Classes of which the site has rows to calibrate with."""
+    def presence(self, least: int = 1) -> npt.NDArray[np.bool_]:
+        """Classes of which the site has rows to calibrate with, `least` of them and one."""
         seen = self.data.y[self.fold >= 0]
-        return np.asarray(np.bincount(seen, minlength=self.job.classes) > 0)
+        return np.asarray(np.bincount(seen, minlength=self.job.classes) >= max(1, least))
 
     def read(self, models: Sequence[nn.Module]) -> None:
         """Keep what the models say about rows they have not seen, and about test rows."""
@@ -128,16 +127,31 @@ class Labels:
         self.used = [softmax(_scores(m, self.data.test_x, self.job), axis=1) for m in models]
 
     def calibrate(
-        self, theta: Float64Array, having: Float64Array
+        self, theta: Float64Array, having: Float64Array, least: int = 1
     ) -> tuple[float, Float64Array, Float64Array]:
-        """Loss, slope and curvature of the calibration; `having`: sites that have each class."""
-        own = self.fold >= 0
+        """Loss, slope and curvature of the calibration, by rows of classes that were told.
+
+        `having`: sites that told each class; `least`: as in `presence`. A class that nobody told
+        has no rows to find its bias from: it is left out of the softmax, and its bias stays.
+        """
+        told = np.flatnonzero(having > 0)
+        slope, curve = np.zeros(len(theta)), np.zeros((len(theta), len(theta)))
+        own = (self.fold >= 0) & self.presence(least)[self.data.y]
+        if not own.any() or len(told) < 2:
+            return 0.0, slope, curve
         y = self.data.y[own]
         weight = (self.weight / len(self.data.y))[own]
         # all classes start alike, over all sites: each has 1 / C of every site that has it
         total = np.bincount(y, weight, minlength=self.job.classes)
-        scaled = weight / np.where(total > 0, total, 1.0)[y] / having[y]
-        return bcts_sums(self.seen[own], y, scaled / (having > 0).sum(), theta)
+        scaled = weight / np.where(total > 0, total, 1.0)[y] / having[y] / len(told)
+        if len(told) == self.job.classes:
+            return bcts_sums(self.seen[own], y, scaled, theta)
+        p, at = np.maximum(self.seen[own][:, told], FLOOR), np.concatenate([[0], 1 + told])
+        p /= p.sum(axis=1, keepdims=True)
+        loss, slope[at], curve[np.ix_(at, at)] = bcts_sums(
+            p, np.searchsorted(told, y), scaled, theta[at]
+        )
+        return loss, slope, curve
 
     def test_law(self, theta: Float64Array) -> Float64Array:
         """Of the site's unlabelled test rows, (C,)."""
@@ -204,6 +218,19 @@ def site_weights(
         )
     laws = len(job.clients) if job.goal.goal(data.name) == "all" else 1
     return weights_of(data.name, log_ratio, weighting, laws)
+
+
+def weight_facts(job: Job, weights: Float64Array) -> dict[str, Fact]:
+    """What leaves a site about its weights: their mean, exactly, and how many rows they equal.
+
+    The mean divides the site's local loss, and what divides it is its part in the mean of all; any
+    other number would train another model.
+    """
+    top = float(np.square(weights).sum())
+    ess = float(weights.sum() ** 2 / top) if top > 0 else 0.0
+    kind = torch.float64 if job.precision == "float64" else torch.float32
+    mean = mean_by_client(torch.as_tensor(weights, dtype=kind), np.array([0, len(weights)]))[0]
+    return {"mean_weight": float(mean), "ess_share": round(ess / len(weights), 3)}
 
 
 def models_of(stage: Stage, arrays: Mapping[str, Any]) -> list[nn.Module]:

@@ -7,9 +7,12 @@ comes back under another name must not get fresh noise or other tables.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,14 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from fedshift.core.files import atomic_path, write_text
+from fedshift.errors import InputError
 from fedshift.federation.client import Memory
 from fedshift.federation.job import Stage
-from fedshift.federation.messages import Message, MessageError, Seen
+from fedshift.federation.messages import Message, MessageError, Seen, plain
 from fedshift.federation.reference import BY_CLIENT
 from fedshift.privacy.accountant import Accountant
 from fedshift.privacy.counts import Releases
+from fedshift.privacy.policy import Refused
 
 #: rounds whose memory a site keeps: a server that resumes may ask for an earlier one again
 KEPT = 3
@@ -45,6 +50,8 @@ class Shelf:
     ------
     MessageError
         If the run's name cannot name a folder, or the question is for another task.
+    InputError
+        If a file of its own cannot be read.
 
     Attributes
     ----------
@@ -62,19 +69,71 @@ class Shelf:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,120}", run) or run.startswith("."):
             raise MessageError("the name of a run must be letters, digits, '-', '_' and '.'")
         Seen(task).take(message)  # before a folder is made for it
-        self.run, self._folder, self._home = run, folder, folder / run
+        self.run, self._task, self._folder, self._home = run, task, folder, folder / run
+        self._make()
+        self._read()
+
+    def _make(self) -> None:
         self._home.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        self.seen = Seen(task, _notes(self._home / "site.json").get("nonces", []))
-        told = _notes(folder / "books.json")
+        self._folder.chmod(0o700)
+
+    def _read(self) -> None:
+        stamp = self._stamped()  # taken first: what is written meanwhile is read again
+        notes, told = _notes(self._home / "site.json"), _notes(self._folder / "books.json")
+        self.seen = Seen(self._task, notes.get("nonces", []))
+        self._taken: dict[str, str] = dict(notes.get("taken", {}))
         self.releases = Releases.from_record(told.get("releases", {}))
         self.books = Accountant.from_record(told["books"]) if "books" in told else Accountant()
+        self._stamp = stamp
+
+    def _stamped(self) -> list[tuple[int, int, int] | None]:
+        """Tells whether notes are those that were read; every write is a new file."""
+        out: list[tuple[int, int, int] | None] = []
+        for path in (self._folder / "books.json", self._home / "site.json"):
+            said = path.stat() if path.exists() else None
+            out.append(None if said is None else (said.st_ino, said.st_mtime_ns, said.st_size))
+        return out
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Keep other processes of this site waiting; whether one of them wrote in between.
+
+        A worker and a stand-in, or two runs at once, share a folder: each has to know what the
+        other has answered and spent.
+        """
+        self._make()
+        with (self._folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, or its process ends
+            changed = self._stamp != self._stamped()
+            if changed:
+                self._read()
+            yield changed
 
     def write(self) -> None:
         """Write down what was answered; to be done before the answer leaves."""
         told = {"releases": self.releases.to_record(), "books": self.books.to_record()}
         write_text(self._folder / "books.json", json.dumps(told))
-        write_text(self._home / "site.json", json.dumps({"nonces": self.seen.nonces}))
+        notes = {"nonces": self.seen.nonces, "taken": self._taken}
+        write_text(self._home / "site.json", json.dumps(notes))
+        self._stamp = self._stamped()
+
+    def once(self, what: str, message: Message) -> None:
+        """Hold the server to what it first sent for a purpose in this run.
+
+        Answers about the same rows can be compared: two models that differ at one row tell
+        whether it is there. A server that resumes sends the same again, and may.
+
+        Raises
+        ------
+        Refused
+            If it is something else now.
+        """
+        found = _digest(message)
+        if self._taken.setdefault(what, found) != found:
+            raise Refused(
+                f"this site takes one {what} a run, and was sent another before; send the same "
+                "again, or begin a new run"
+            )
 
     def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Put tensors down under a name."""
@@ -136,7 +195,28 @@ def _memory_of(stage: Stage, number: int) -> str:
     return f"memory-{stage.name}-{number:08d}"
 
 
+def _digest(message: Message) -> str:
+    """Of all that a question says, but for who asks and when."""
+    head = [message.header.phase, message.header.round, sorted(message.facts.items())]
+    data = hashlib.blake2b(json.dumps(head).encode(), digest_size=16)
+    for name, array in sorted(message.arrays.items()):
+        data.update(json.dumps([name, array.dtype.name, array.shape]).encode())
+        data.update(plain(array).tobytes())
+    return data.hexdigest()
+
+
 def _notes(path: Path) -> dict[str, Any]:
     """What was written down, or nothing."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(
+            f"{path.parent.name}/{path.name} of this site must be a table in JSON, as the site "
+            "wrote it; it is damaged; take it from a backup; removing it forgets what was "
+            "answered and what privacy was spent"
+        )
     return found

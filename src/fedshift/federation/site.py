@@ -35,9 +35,10 @@ from fedshift.federation.ratios import (
     sampler_of,
     sent_state,
     site_weights,
+    weight_facts,
 )
 from fedshift.federation.shelf import Shelf
-from fedshift.federation.task import State, Task, mean_by_client
+from fedshift.federation.task import State, Task
 from fedshift.federation.telling import read_told
 from fedshift.learn.evaluate import evaluate
 from fedshift.privacy.audit import fit_audited
@@ -47,6 +48,15 @@ from fedshift.privacy.policy import Privacy, Refused
 
 _LOG = logging.getLogger(__name__)
 Answer = tuple[dict[str, Array], dict[str, Fact]]
+#: what a site must allow before others' word makes its weights, by kind of ratio
+_WEIGHS = {
+    "given": "train.model",
+    "local": "train.model",
+    "multi-source": "train.ratio",
+    "federated-mlls": "train.ratio",
+    "generated": "generated_samples",
+    "raw": "raw_samples",
+}
 
 
 class Site:
@@ -82,6 +92,8 @@ class Site:
                 f"site {data.name!r}: rows must have shape {job.shape}, as the job says; got "
                 f"{data.x.shape[1:]}"
             )
+        if job.loss == "cross-entropy":
+            _check_labels(data, job.classes)
         self.job, self.data, self.folder = job, data, Path(folder)
         self.privacy = Privacy() if privacy is None else privacy
         self._given = log_ratio
@@ -96,10 +108,14 @@ class Site:
         """Answer a question, or say why not; never raises for what came from outside."""
         try:
             if self._shelf is None or message.header.run != self._shelf.run:
-                self._open(message)
-            self.shelf.seen.take(message)
-            reply = self._tried(message)
-            self.shelf.write()  # what was refused or went wrong is remembered too
+                self._shelf = Shelf(self.folder, message, self.job.digest)
+                self._recall()
+            with self.shelf.held() as changed:
+                if changed:
+                    self._recall()
+                self.shelf.seen.take(message)
+                reply = self._tried(message)
+                self.shelf.write()  # what was refused or went wrong is remembered too
             return reply
         except FedshiftError as error:
             return message.answer(error=f"{type(error).__name__}: {error}"[:500])
@@ -110,10 +126,9 @@ class Site:
         assert self._shelf is not None, "no question was asked yet"
         return self._shelf
 
-    def _open(self, message: Message) -> None:
-        """Find what this site remembers of a run."""
-        self._shelf = Shelf(self.folder, message, self.job.digest)
-        kept = self._shelf.kept("weights")
+    def _recall(self) -> None:
+        """Find what this site remembers of the run."""
+        kept = self.shelf.kept("weights")
         self._weights = None if kept is None else kept["weights"].numpy()
         self._tasks, self._labels = {}, None
 
@@ -167,10 +182,13 @@ class Site:
         }
 
     def _epsilon(self) -> dict[str, Fact]:
-        if not (self.shelf.books.spent or self.shelf.books.streams):
+        """What was spent in all runs; nothing where noise was never asked for."""
+        books, policy = self.shelf.books, self.privacy
+        if not (books.noisy or policy.noise > 0 or policy.epsilon_counts is not None):
             return {}
-        epsilon = float(self.shelf.books.epsilon(self.privacy.delta))
-        return {"epsilon": epsilon, "delta": self.privacy.delta} if np.isfinite(epsilon) else {}
+        epsilon = float(books.epsilon(policy.delta))
+        told = epsilon if np.isfinite(epsilon) else "unbounded"
+        return {"epsilon": told, "delta": policy.delta}
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -186,16 +204,15 @@ class Site:
         return {}, self._weight_facts()
 
     def _weight_facts(self) -> dict[str, Fact]:
-        if self._weights is None:
-            return {}
-        w = self._weights
-        top = float(np.square(w).sum())
-        ess = float(w.sum() ** 2 / top) if top > 0 else 0.0
-        kind = torch.float64 if self.job.precision == "float64" else torch.float32
-        mean = mean_by_client(torch.as_tensor(w, dtype=kind), np.array([0, len(w)]))[0]
-        return {"mean_weight": float(mean), "ess_share": round(ess / len(w), 3)}
+        return {} if self._weights is None else weight_facts(self.job, self._weights)
+
+    def _check_weighing(self) -> None:
+        """The mean of weights tells about training rows, by the law that others made up."""
+        asked = _WEIGHS[self.job.ratio.kind] if self.job.weighs else "train.model"
+        self.privacy.check(asked, rows=len(self.data.x))
 
     def _own(self, _: Message) -> Answer:
+        self._check_weighing()
         if not self.job.weighs or self.job.goal.goal(self.data.name) is None:
             return self._weigh(None)
         if self.job.ratio.kind == "given":
@@ -207,6 +224,7 @@ class Site:
             return self._weigh(np.asarray(self._given, dtype=np.float64))
         if self.job.ratio.kind != "local":
             raise MessageError(f"ratio kind {self.job.ratio.kind!r} is no one site's own work")
+        self.privacy.check("train.model", rows=len(self.data.test_x))
         return self._weigh(local_log_ratio(self.job, self.data))
 
     @property
@@ -219,8 +237,10 @@ class Site:
         """Take the ratio models: weights at once, or what a calibration needs."""
         if self.job.ratio.kind not in SHARED:
             raise MessageError(f"ratio kind {self.job.ratio.kind!r} has no shared model")
+        self._check_weighing()
         told = _floats(message)
         models = models_of(self.job.stage("ratio"), told)
+        self.shelf.once("set of ratio models", message)
         if self.job.ratio.kind == "federated-mlls":
             self.shelf.keep("models", {n: torch.tensor(a) for n, a in told.items()})
             self._labels = None
@@ -253,21 +273,26 @@ class Site:
     def _presence(self, _: Message) -> Answer:
         self.privacy.check("label_marginals", rows=len(self.data.x))
         self._check_noise()
-        return {"presence": self._reader().presence.astype(np.uint8)}, {}
+        present = self._reader().presence(self.privacy.min_count)
+        self.shelf.books.spend_bare("presence")
+        return {"presence": present.astype(np.uint8)}, {}
 
     def _calibrate(self, message: Message) -> Answer:
         self.privacy.check("train.ratio", rows=len(self.data.x))
         self._check_noise()
         theta, reader = self._theta(message), self._reader()
         having = message.array("having", (self.job.classes,)).astype(np.float64)
-        if (having < reader.presence).any():
-            raise MessageError("having must count this site too, for the classes it has")
-        loss, slope, curve = reader.calibrate(theta, having)
+        least = self.privacy.min_count
+        if (having < reader.presence(least)).any():
+            raise MessageError("having must count this site too, for the classes it told")
+        self.shelf.books.spend_bare("calibrate")
+        loss, slope, curve = reader.calibrate(theta, having, least)
         return {"slope": slope, "curve": curve}, {"loss": loss}
 
     def _law(self, message: Message) -> Answer:
         """The estimated test label law, as counts: small cells are hidden, noise if asked for."""
         self.privacy.check("label_marginals", rows=len(self.data.test_x))
+        self._check_noise()
         if self.privacy.epsilon_counts is not None:  # one row may move an estimate by more than 1
             raise Refused(
                 "this site gives counts with noise only, and an estimated label law is no count; "
@@ -291,16 +316,21 @@ class Site:
 
     def _laws(self, message: Message) -> Answer:
         """Weights from all test label laws, or from the site's own law, which stays here."""
+        self._check_weighing()
         reader = self._reader()
         goal = self.job.goal.goal(self.data.name)
         if goal is None:
             return self._weigh(None)
         if goal == "own":
-            return self._weigh(reader.log_ratio(reader.test_law(self._theta(message))[None]))
+            self.privacy.check("train.ratio", rows=len(self.data.test_x))
+            theta = self._theta(message)
+            self.shelf.once("set of label laws", message)
+            return self._weigh(reader.log_ratio(reader.test_law(theta)[None]))
         laws = message.array("laws").astype(np.float64)
         good = laws.ndim == 2 and laws.shape[1] == self.job.classes and len(laws) > 0
         if not good or any(check_law(law, self.job.classes) for law in laws):
             raise MessageError(f"laws must be shares of {self.job.classes} classes, a row each")
+        self.shelf.once("set of label laws", message)
         return self._weigh(reader.log_ratio(laws))
 
     def _cells(self, message: Message) -> Answer:
@@ -322,7 +352,14 @@ class Site:
         return {"counts": np.stack([t.counts for t in told]), "hidden": hidden}, {}
 
     def _bound(self, message: Message) -> Answer:
-        """Weights cut at the bound that all sites' counts and the own training rows give."""
+        """Weights cut at the bound that all sites' counts and the own training rows give.
+
+        The bound stays here: it is one over the share of training rows in a cell that the server
+        picked.
+        """
+        if not self.job.ratio.bound:
+            raise MessageError("weights have no bound in this task")
+        self.privacy.check("bin_counts", rows=len(self.data.x))
         edges, log_ratio = _edges(message), self._need("log-ratio")["log_ratio"].numpy()
         counts, hidden = message.array("counts", kind="i"), message.array("hidden", kind="i")
         if counts.ndim != 2 or counts.shape[1] != len(edges) + 1 or hidden.shape != counts.shape:
@@ -332,9 +369,8 @@ class Site:
             str(i): Released(c.astype(np.int64), h.astype(bool))
             for i, (c, h) in enumerate(zip(counts, hidden, strict=True))
         }
-        found = bound_from_counts(own, told)
-        arrays, facts = self._weigh(log_ratio, found.bound)
-        return arrays, facts | {"bound": found.bound}
+        self.shelf.once("set of bin counts", message)
+        return self._weigh(log_ratio, bound_from_counts(own, told).bound)
 
     def _need(self, name: str) -> dict[str, torch.Tensor]:
         kept = self.shelf.kept(name)
@@ -348,11 +384,13 @@ class Site:
         rng = np.random.default_rng([self.job.seed, self.job.clients.index(self.data.name)])
         if kind == "raw":
             self.privacy.check("raw_samples", rows=len(self.data.test_x))
+            self.shelf.books.spend_bare("raw_samples")
             chosen = rng.permutation(len(self.data.test_x))[:quota]
             rows = np.ascontiguousarray(self.data.test_x[chosen], dtype=np.float32)
             return {"rows": rows}, {"raw": len(rows)}
         if kind == "generated":
             self.privacy.check("generated_samples", rows=len(self.data.test_x))
+            self.shelf.books.spend_bare("generated_samples")
             sampler = sampler_of(self.job)
             rows, audits = fit_audited(sampler, self.data.test_x, quota, seed=self.job.seed)
             said = " ".join(a.status for a in audits)
@@ -364,12 +402,14 @@ class Site:
     def _pool(self, message: Message) -> Answer:
         if self.job.ratio.kind not in POOLED:
             raise MessageError(f"ratio kind {self.job.ratio.kind!r} takes no pool")
+        self._check_weighing()
         if self.job.goal.goal(self.data.name) is None:
             return self._weigh(None)
         pool = message.array("pool")
         if pool.shape[1:] != self.job.shape or len(pool) < 2:
             raise MessageError(f"a pool must have rows of shape {self.job.shape}; got {pool.shape}")
         laws = message.fact("laws", int)
+        self.shelf.once("pool", message)
         return self._weigh(pooled_log_ratio(self.job, self.data, pool, laws))
 
     # -- training ------------------------------------------------------------------------------
@@ -417,6 +457,8 @@ class Site:
                 books=self.shelf.books,
                 stream=f"{self.shelf.run} fold-{fold}",
             )
+        if stage.name == "ratio":
+            self.shelf.books.spend_bare("train.ratio")
         return Client(task, 0, memory)
 
     def _check_noise(self) -> None:
@@ -440,13 +482,14 @@ class Site:
         return self._tasks[key]
 
     def _evaluate(self, message: Message) -> Answer:
-        """Counts of right answers on the site's test rows, if it has labels for them."""
+        """Scores of one model a run on the site's test rows, if it has labels and tells them."""
         self.privacy.check("evaluate.model", rows=len(self.data.test_x))
-        if self.data.test_y is None:
+        if self.data.test_y is None or not self.privacy.scores:
             return {}, {"labelled": False}
         stage = self.job.stage("model")
         task = stage.blank()
         state = State(message.header.round, sent_state(task, _floats(message)))
+        self.shelf.once("model to score", message)
         k = task.names.index(self.data.name)
         memory = self.shelf.memory(stage, message.header.round, self.data.name)[0]
         for name, t in memory.tensors.items():
@@ -462,6 +505,20 @@ class Site:
         )
         score = evaluate(lambda _: model, Federation((rows,)), loss=stage.loss)[self.data.name]
         return {}, {"labelled": True, "score": json.dumps(_finite(score.__dict__))}
+
+
+def _check_labels(data: ClientData, classes: int) -> None:
+    """Now, and not when the first batch with the odd label is drawn."""
+    for part, labels in (("y", data.y), ("test_y", data.test_y)):
+        if labels is None or not len(labels):
+            continue
+        if labels.dtype.kind not in "iub" or labels.min() < 0 or labels.max() >= classes:
+            got = f"{labels.min()} to {labels.max()}" if labels.dtype.kind in "iub" else "others"
+            raise InputError(
+                f"site {data.name!r}: {part} must hold the labels 0 to {classes - 1} of the job's "
+                f"{classes} classes, as whole numbers; got {got} ({labels.dtype}); encode them as "
+                "all sites do, or agree on a task with more classes"
+            )
 
 
 def _floats(message: Message) -> dict[str, Array]:

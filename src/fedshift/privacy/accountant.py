@@ -235,6 +235,15 @@ class Accountant:
         """Tables with noise of `epsilon` each (any other ε-private release as well)."""
         self.spend(Spent(what=what, kind="pure", epsilon=epsilon, uses=releases))
 
+    def spend_bare(self, what: str) -> None:
+        """Something that left without noise; ε is infinite from now on."""
+        self.spend_counts(math.inf, what=what)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether anything left with noise."""
+        return any(s.uses and not s.open for s in self.spent)
+
     def spend(self, entry: Spent) -> None:
         """Book an entry; one that differs from an earlier one in its uses alone is added to it."""
         for i, old in enumerate(self.spent):

@@ -27,9 +27,11 @@ class Rung(NamedTuple):
 RUNGS: tuple[Rung, ...] = (
     Rung(
         "nothing",
-        "updates of the model being trained, and counts and sums of its errors",
-        "nothing about the test rows (ERM and FITW need no more); updates may still show much "
-        "of the training rows to a server that tries",
+        "updates of the model being trained, the mean of the weights of its rows, and, where test "
+        "rows have labels, scores of one model of the server's choice a run",
+        "how well that model does on the test rows (one made for it tells whether a row and its "
+        "label are among them; scores = false keeps this), and what the mean weight says; updates "
+        "may show much of the training rows to a server that tries",
     ),
     Rung(
         "label marginals",
@@ -45,7 +47,7 @@ RUNGS: tuple[Rung, ...] = (
     Rung(
         "bin counts",
         "how many rows lie in each of a few cells that the server proposed",
-        "a coarse histogram of the site's training and test rows",
+        "a coarse histogram of the site's test rows",
     ),
     Rung(
         "generated samples",
@@ -80,7 +82,7 @@ def describe(rung: int) -> str:
     >>> print(describe(3))
     Rung 3, bin counts.
     Leaves a site: how many rows lie in each of a few cells that the server proposed.
-    Others learn: a coarse histogram of the site's training and test rows.
+    Others learn: a coarse histogram of the site's test rows.
     """
     _check_rung(rung, "describe: rung")
     name, leaves, learnt = RUNGS[rung]
@@ -116,6 +118,9 @@ class Privacy:
         At which ε is reported; much less than one over the number of rows.
     raw : bool
         Rung 5 needs it said twice.
+    scores : bool
+        Whether to score a model of the server's choice, once a run, on test rows that have
+        labels; if not, the site answers as if they had none.
 
     Examples
     --------
@@ -134,6 +139,7 @@ class Privacy:
     epsilon_counts: float | None = None
     delta: float = 1e-5
     raw: bool = False
+    scores: bool = True
 
     def __post_init__(self) -> None:
         _check_rung(self.rung, "Privacy: rung")
@@ -146,8 +152,10 @@ class Privacy:
             positive(self, "epsilon_counts")
         if not (_number(self.delta) and 0 < self.delta < 1):
             raise InputError(f"Privacy: delta must lie between 0 and 1; got {self.delta!r}")
-        if not isinstance(self.raw, bool):
-            raise InputError(f"Privacy: raw must be true or false; got {self.raw!r}")
+        for name in ("raw", "scores"):
+            if not isinstance(getattr(self, name), bool):
+                got = getattr(self, name)
+                raise InputError(f"Privacy: {name} must be true or false; got {got!r}")
         if self.rung == 5 and not self.raw:
             raise InputError(
                 "Privacy: rung 5 sends this site's unlabelled test rows as they are, and others "
@@ -197,7 +205,8 @@ class Privacy:
             noise.append(f"counts at ε = {self.epsilon_counts:g}")
         return (
             f"Privacy(rung {self.rung}: {RUNGS[self.rung].name}; laws of ≥ {self.min_rows} rows, "
-            f"cells of ≥ {self.min_count}; {', '.join(noise) or 'no noise'})"
+            f"cells of ≥ {self.min_count}; {', '.join(noise) or 'no noise'}"
+            f"{'' if self.scores else '; no scores'})"
         )
 
 
