@@ -44,6 +44,7 @@ def test_modules_and_tests_are_there() -> None:
             assert (home / name).is_file(), name
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower imports
 def test_flower_is_as_described() -> None:
     if find_spec("flwr") is None or not importlib.import_module("flwr").__version__.startswith(
         "1.41"
