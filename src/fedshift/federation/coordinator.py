@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -31,6 +30,7 @@ from fedshift.federation.grid import Grid
 from fedshift.federation.job import Job, Stage
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.messages import Expected, Fact, Header, Message, MessageError
+from fedshift.federation.record import Record
 from fedshift.federation.reference import BY_CLIENT
 from fedshift.federation.replies import Heard, read_reply, read_score, shared
 from fedshift.federation.task import State, Task, follow
@@ -70,30 +70,35 @@ class Coordinator:
         pool: PoolDefence | None = None,
     ) -> None:
         self.job, self.grid, self.folder = job, grid, Path(folder)
+        self.record = Record(folder, job.digest)
         self.tell = watch or (lambda _: None)
         self.pool_defence = PoolDefence() if pool is None else pool
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.run_name = self._named()
-        self.ledger, self.events, self.history = (
-            Ledger(),
-            self._past("events"),
-            self._past("history"),
-        )
+        self.ledger, self.events, self.history = self._remembered()
         self._telling = Telling(job.stage("model"))
         self.mean_weight: dict[str, float] = {}
         self.facts: dict[str, dict[str, Fact]] = {}
 
     def run(self) -> dict[str, Any]:
-        """All phases; the record, also written to ``result.json``."""
-        begin = time.time()
-        self.note("begin", task=self.job.digest, rung=self.job.rung)
-        self._load_ledger()
-        self._describe()
-        ready = Weighing(self).run()
-        state = self.train(self.job.stage("model"), again=ready)[0]
-        scores = self._evaluate(state)
-        self._describe()  # what privacy was spent
-        return self._finish(state, scores, time.time() - begin)
+        """All phases; the record, also written to ``result.json``.
+
+        Raises
+        ------
+        FedshiftError
+            If another run is at work in the folder.
+        TooFewAnswers
+            If too few sites answer; what is done is kept.
+        """
+        with self.record.locked():
+            # another run may have been at work since
+            self.ledger, self.events, self.history = self._remembered()
+            begin = time.time()
+            self.note("begin", task=self.job.digest, rung=self.job.rung)
+            self._describe()
+            ready = Weighing(self).run()
+            state = self.train(self.job.stage("model"), again=ready)[0]
+            scores = self._evaluate(state)
+            self._describe()  # what privacy was spent
+            return self._finish(state, scores, time.time() - begin)
 
     # -- phases --------------------------------------------------------------------------------
 
@@ -112,7 +117,7 @@ class Coordinator:
         for name, message in told.items():
             try:
                 out[name] = read(message)
-            except (ValueError, TypeError, KeyError) as error:
+            except Exception as error:  # whatever it sends, it must not end the run
                 head = message.header
                 self.drop(name, head.phase, head.round, f"its answer cannot be used: {error}")
         return out
@@ -144,12 +149,13 @@ class Coordinator:
             self.history = [
                 h for h in self.history if h["phase"] != stage.phase or h["round"] <= done
             ]
+            self.record.rewrite("history", self.history)
             self.note("resume", phase=stage.phase, round=done)
         for number in range(states[0].round, stage.plan.n_rounds):
             line = self._round(stage, tasks, states, number, again)
             self.history.append(line)
-            self._append("history", line)
-            save(folder, _joined(states), {"ledger": self.ledger.to_records()}, fingerprint=mark)
+            self.record.append("history", line)
+            save(folder, _joined(states), fingerprint=mark)
             self.tell({"rounds": stage.plan.n_rounds, **line})
         return states
 
@@ -169,6 +175,7 @@ class Coordinator:
         at = [self.job.clients.index(n) for n in names]
         asked = [self.job.clients.index(n) for n in who]
         clipped: set[str] = set()
+        cut: set[str] = set()
         for j, (task, state) in enumerate(zip(tasks, states, strict=True)):
             report = aggregate(
                 task,
@@ -183,6 +190,7 @@ class Coordinator:
             state.round = number + 1
             if report is not None:
                 clipped |= set(report.clipped)
+                cut |= set(report.beside)
                 for name, why in report.left_out.items():
                     self.drop(name, stage.phase, number, why)
         self._telling.moved(states)
@@ -194,6 +202,7 @@ class Coordinator:
             "clients": names,
             "missing": [n for n in who if n not in names],
             "shortened": sorted(clipped),
+            "cut": sorted(cut),
             "seconds": round(time.perf_counter() - begin, 3),
         }
         return line
@@ -259,7 +268,7 @@ class Coordinator:
     ) -> dict[str, Message]:
         """Answers by client, those that passed the checks; the others are noted."""
         questions = {
-            name: Message(Header(self.run_name, phase, number), arrays, facts)
+            name: Message(Header(self.record.run, phase, number), arrays, facts)
             for name, (arrays, facts) in asked.items()
         }
         expected, out = Expected(questions), {}
@@ -284,6 +293,7 @@ class Coordinator:
                     self._telling.lost(name)
         for name in sorted(late - set(out)):
             self.drop(name, phase, number, f"no answer within {self.job.deadline:g} s")
+        self.record.keep_ledger(self.ledger)  # before anything is made of the answers
         return out
 
     def weighed(self, name: str, answer: Message) -> None:
@@ -295,52 +305,24 @@ class Coordinator:
 
     # -- the record ----------------------------------------------------------------------------
 
-    def _named(self) -> str:
-        """The name of the run, the same after a restart."""
-        path = self.folder / "run.json"
-        if path.exists():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            if kept["task"] != self.job.digest:
-                raise FedshiftError(
-                    f"{self.folder} holds a run of task {kept['task']}; this is task "
-                    f"{self.job.digest}; give another folder, or remove it to begin anew"
-                )
-            return str(kept["run"])
-        name = f"{secrets.token_hex(4)}-{self.job.digest}"
-        write_text(path, json.dumps({"run": name, "task": self.job.digest}))
-        return name
+    def _remembered(self) -> tuple[Ledger, list[dict[str, Any]], list[dict[str, Any]]]:
+        """What the folder knows of the run: ledger, events, history."""
+        return self.record.ledger(), self.record.past("events"), self.record.past("history")
 
     def drop(self, client: str, phase: str, number: int, why: str) -> None:
         """Write down that an answer is not used, and why."""
         self.note("dropped", client=client, phase=phase, round=number, why=why[:500])
 
+    def shortened(self, client: str, phase: str, number: int, why: str) -> None:
+        """Write down that an answer counts less than it says, and why."""
+        self.note("shortened", client=client, phase=phase, round=number, why=why)
+
     def note(self, what: str, **more: Any) -> None:
         """Write down what happened, at once."""
         event = {"time": round(time.time(), 3), "what": what, **more}
         self.events.append(event)
-        self._append("events", event)
+        self.record.append("events", event)
         self.tell({"event": event})
-
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        with (self.folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def _past(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / f"{name}.jsonl"
-        if not path.exists():
-            return []
-        text = path.read_text(encoding="utf-8")
-        if not text.endswith("\n"):  # killed in the middle of a line: it is not kept
-            text = text[: text.rfind("\n") + 1]
-            write_text(path, text)
-        return [json.loads(line) for line in text.splitlines()]
-
-    def _load_ledger(self) -> None:
-        for name in ("model", "ratio"):  # the later one has all of the earlier
-            found = load(self.folder / name, expect=None)
-            if found is not None:
-                self.ledger = Ledger.from_records(found[1]["ledger"])
-                return
 
     def _finish(self, state: State, scores: Evaluation | None, seconds: float) -> dict[str, Any]:
         final = {n: torch.as_tensor(a).contiguous() for n, a in shared(state.tensors).items()}
@@ -348,7 +330,7 @@ class Coordinator:
             temporary.write_bytes(to_safetensors(final))
         self.note("end", seconds=round(seconds, 1))
         result = {
-            "run": self.run_name,
+            "run": self.record.run,
             "objective": self.job.objective,
             "ratio": self.job.ratio.kind if self.job.weighs else None,
             "rung": self.job.rung,
