@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field, fields, make_dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from fedshift.core.weights import Weighting
 from fedshift.defence.ratios import RatioDefence
 from fedshift.defence.robust import Robust
 from fedshift.errors import InputError
-from fedshift.federation.job import RatioPhase
-from fedshift.federation.plan import QSGD, FedAvg, FedSGD, TopK
+from fedshift.federation import job as job_room
+from fedshift.federation.job import Job, RatioPhase
+from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Sign, TopK
 from fedshift.learn.models import build
 
 CHANGES: list[dict[str, Any]] = [
@@ -41,10 +43,141 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
+KINDS = (
+    FedSGD,
+    FedAvg,
+    Optimizer,
+    QSGD,
+    Sign,
+    TopK,
+    Weighting,
+    Robust,
+    RatioDefence,
+    RatioPhase,
+    Job,
+)
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "FedSGD": {
+        "batch_size": 64,
+        "participation": None,
+        "client_weights": None,
+        "norm": "averaged",
+        "importance": "loss",
+        "augment": "none",
+        "mixup": 0.0,
+        "average": 0.0,
+        "compression": None,
+        "broadcast": None,
+        "seed": 0,
+        "iterations": 1000,
+        "lr": 0.001,
+        "optimizer": "adam",
+        "momentum": 0.0,
+        "betas": [0.9, 0.999],
+        "eps": 1e-08,
+        "weight_decay": 0.0,
+    },
+    "FedAvg": {
+        "batch_size": 64,
+        "participation": None,
+        "client_weights": None,
+        "norm": "averaged",
+        "importance": "loss",
+        "augment": "none",
+        "mixup": 0.0,
+        "average": 0.0,
+        "compression": None,
+        "broadcast": None,
+        "seed": 0,
+        "rounds": 100,
+        "local_steps": 10,
+        "local_lr": 0.05,
+        "local_momentum": 0.0,
+        "weight_decay": 0.0,
+        "prox": 0.0,
+        "scaffold": False,
+        "normalise": "self",
+        "server": {"": "Optimizer", "rule": "sgd", "lr": 1.0},
+    },
+    "Optimizer": {
+        "rule": "adam",
+        "lr": 0.001,
+        "momentum": 0.0,
+        "betas": [0.9, 0.999],
+        "eps": 1e-08,
+        "weight_decay": 0.0,
+    },
+    "QSGD": {"levels": 16},
+    "Sign": {"block": 256},
+    "TopK": {"share": 0.01},
+    "Weighting": {
+        "normalise": "none",
+        "clip": None,
+        "winsorise": None,
+        "flatten": 1.0,
+        "min_ess": None,
+    },
+    "Robust": {"rule": "mean", "clip": "median", "multiple": 1.0, "trim": 0.2, "byzantine": 1},
+    "RatioDefence": {
+        "how": "sum",
+        "trim": 0.2,
+        "multiple": 10.0,
+        "mass": 2.0,
+        "winsorise": 0.999,
+        "min_ess": 0.01,
+        "min_rows": 10,
+    },
+    "RatioPhase": {
+        "kind": "multi-source",
+        "model": "mlp",
+        "plan": {"": "FedAvg", "rounds": 6, "local_steps": 60, "local_lr": 0.1},
+        "folds": 2,
+        "bound": False,
+        "estimator": "classifier",
+        "quota": 500,
+    },
+    "Job": {
+        "model": "mlp",
+        "plan": {"": "FedAvg", "rounds": 8, "local_steps": 50, "local_lr": 0.1},
+        "loss": "cross-entropy",
+        "objective": "ftw",
+        "weighting": {"": "Weighting", "clip": 20.0},
+        "ratio": {"": "RatioPhase"},
+        "robust": {"": "Robust"},
+        "defence": {"": "RatioDefence"},
+        "minimum": None,
+        "deadline": 120.0,
+        "tries": 3,
+        "seed": 0,
+        "precision": "float32",
+    },
+}
+
+
 def test_the_digest_is_of_everything() -> None:
     digests = [job(**c).digest for c in ({}, *CHANGES)]
     assert len(set(digests)) == len(digests)
     assert job().digest == digests[0]
+
+
+def test_a_setting_more_does_not_change_the_digest() -> None:
+    settings = {f.name: getattr(job(), f.name) for f in fields(Job)}
+    more = make_dataclass(
+        "Job", [("later", int, field(default=3))], bases=(Job,), frozen=True, kw_only=True
+    )
+    assert more(**settings).digest == job().digest
+    assert more(**settings, later=4).digest != job().digest
+
+
+def test_defaults_are_those_the_digest_stands_for() -> None:
+    """Where one changes, raise `fedshift.federation.job._DEFAULTS` and write it down here."""
+    assert job_room._DEFAULTS == 1
+    table = {
+        k.__name__: {f.name: job_room._spelled(job_room._default(f)) for f in fields(k) if f.init}
+        for k in KINDS
+    }
+    for name, known in DEFAULTS.items():
+        assert {n: table[name][n] for n in known} == known
 
 
 def test_a_module_is_known_by_its_numbers() -> None:
@@ -66,6 +199,7 @@ def test_a_module_is_known_by_its_numbers() -> None:
         ({"objective": "focus:oak"}, "the client must be"),
         ({"objective": "ftw"}, "a site's own test rows only"),
         ({"plan": FedSGD(norm="synchronous")}, "cannot meet at every layer"),
+        ({"plan": FedSGD(norm="local", average=0.9)}, "never leaves the sites; got average=0.9"),
         ({"robust": Robust(rule="krum")}, "needs 5 answers a round; 4 sites"),
         (
             {"robust": Robust(rule="krum", byzantine=0), "plan": FedSGD(participation=2)},

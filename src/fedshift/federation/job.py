@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ POOLED = ("generated", "raw")
 
 
 _TINY = 5e-324
+#: raised when a default changes, which the digest would not show
+_DEFAULTS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +184,12 @@ class Job:
             raise InputError(
                 "sites cannot meet at every layer; take norm='averaged', 'local' or 'group'"
             )
+        if self.plan.norm == "local" and self.plan.average > 0:
+            raise InputError(
+                "the mean of the parameters over rounds is the server's work, and with norm="
+                f"'local' a part of them never leaves the sites; got average={self.plan.average}; "
+                "take average=0, or norm='averaged' or 'group'"
+            )
 
     @property
     def goal(self) -> Objective:
@@ -202,8 +210,12 @@ class Job:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of everything: sites answer for a task they know, and for no other."""
-        return digest(_spelled(self))
+        """A hash of everything: sites answer for a task they know, and for no other.
+
+        What is as it is by default does not count, so that a version of fedshift with one more
+        setting agrees with one that lacks it.
+        """
+        return digest([_DEFAULTS, _spelled(self)])
 
     def stage(self, name: str) -> Stage:
         """What is trained in a phase: "ratio" or "model"."""
@@ -266,10 +278,11 @@ class Stage:
 
 
 def _spelled(value: Any) -> Any:
-    """Dataclasses as tables, for a hash."""
+    """Dataclasses as tables of what differs from the defaults, for a hash."""
     if hasattr(value, "__dataclass_fields__"):
         table = {f.name: _spelled(getattr(value, f.name)) for f in fields(value) if f.init}
-        return {"": type(value).__name__, **table}
+        usual = {f.name: _spelled(_default(f)) for f in fields(value) if f.init}
+        return {"": type(value).__name__, **{n: v for n, v in table.items() if v != usual[n]}}
     if isinstance(value, nn.Module):
         numbers = [float(p.detach().double().sum()) for p in value.state_dict().values()]
         return [repr(value), numbers]
@@ -282,3 +295,8 @@ def _spelled(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return getattr(value, "__qualname__", repr(value))
+
+
+def _default(setting: Field[Any]) -> Any:
+    """Of a field; MISSING, which no value equals, where it has none."""
+    return setting.default if setting.default_factory is MISSING else setting.default_factory()

@@ -289,7 +289,8 @@ class Seen:
         if task != self.task:
             raise MessageError(
                 f"the question is for task {task!r}; this site has agreed to {self.task!r}; "
-                "compare the task files of server and site"
+                "compare the task files of server and site and, if they are the same, the versions "
+                "of fedshift"
             )
         if head.nonce in self.nonces:
             raise MessageError(f"{head.phase} of round {head.round} was asked before: a replay")
