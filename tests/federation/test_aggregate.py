@@ -105,6 +105,26 @@ def test_control_variates_count_with_their_part_of_all() -> None:
     torch.testing.assert_close(tensors["c"], (heard[0].update + heard[1].update) * 2 / 4)
 
 
+def test_far_statistics_and_long_control_variates_are_cut() -> None:
+    t = task(FedAvg(rounds=1, scaffold=True, normalise="none"), normed)
+    heard = [replace(r, control=r.update) for r in replies(t, 4, stats=True)]
+    plain, tough = t.begin().tensors, t.begin().tensors
+    aggregate(t, plain, [0, 1, 2, 3], heard)
+    report = aggregate(t, tough, [0, 1, 2, 3], heard, robust=Robust(multiple=9.0))
+    assert report is not None
+    assert report.beside == ()
+    assert all(torch.equal(plain[n], tough[n]) for n in plain)
+    stats, control = heard[3].stats, heard[3].control
+    assert stats is not None
+    assert control is not None
+    for bad in (replace(heard[3], stats=stats + 1e4), replace(heard[3], control=control * 1e4)):
+        tough = t.begin().tensors
+        report = aggregate(t, tough, [0, 1, 2, 3], [*heard[:3], bad], robust=Robust(multiple=9.0))
+        assert report is not None
+        assert report.beside == ("elm",)
+        assert all(float((tough[n] - plain[n]).abs().max()) < 20 for n in plain)
+
+
 def test_nobody_with_a_part_moves_nothing() -> None:
     t = task(FedAvg(rounds=1))
     step, report = moved(t, [0, 1], replies(t, 2), normaliser=np.zeros(len(NAMES)), robust=Robust())

@@ -117,11 +117,14 @@ class Report:
     bound : float
         Longest update allowed; inf without clipping.
     clients : dict of name (or position) to Verdict
+    beside : tuple of names
+        Whose statistics or control variate were cut (`fedshift.defence.beside`).
     """
 
     rule: str
     bound: float
     clients: dict[str, Verdict]
+    beside: tuple[str, ...] = ()
 
     @property
     def clipped(self) -> list[str]:

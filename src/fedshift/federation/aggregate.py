@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedshift.core.samples import Float64Array
+from fedshift.defence.beside import draw_in, shorten
 from fedshift.defence.robust import Report, Robust, combine
 from fedshift.federation.client import Reply
 from fedshift.federation.optimise import step
@@ -73,13 +75,23 @@ def aggregate(
         gone = report.left_out
         kept = [i for i in kept if task.names[who[i]] not in gone]
     server_step(task, tensors, -update if isinstance(plan, FedAvg) else update)
+    wary = report is not None and robust is not None and robust.clip is not None
+    far = [False] * len(kept)
     if replies[0].stats is not None:
         shares = stat_shares(task.share[who[kept]])
         stats = torch.stack([s for i in kept if (s := replies[i].stats) is not None])
+        if wary:
+            stats, far = draw_in(stats)
         tensors["stats"] = torch.stack(pooled(stats[:, 0], stats[:, 1], shares.to(stats)))
     if replies[0].control is not None:
         control = [c for i in kept if (c := replies[i].control) is not None]
+        if wary:
+            control, long = shorten(control)
+            far = [a or b for a, b in zip(far, long, strict=True)]
         tensors["c"] += sum_of(task.part_of_all(normaliser)[who[kept]], control)
+    if report is not None and any(far):
+        beside = [task.names[who[i]] for i, is_far in zip(kept, far, strict=True) if is_far]
+        report = replace(report, beside=tuple(beside))
     return report
 
 

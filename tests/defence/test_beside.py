@@ -1,0 +1,73 @@
+"""Statistics and control variates: honest ones keep their bits, far ones are drawn in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedshift.defence.beside import APART, draw_in, shorten
+
+
+def drawn(clients: int = 5, channels: int = 40) -> torch.Tensor:
+    g = torch.Generator().manual_seed(0)
+    return torch.stack(
+        [
+            torch.randn(clients, channels, generator=g),
+            1 + torch.rand(clients, channels, generator=g),
+        ],
+        dim=1,
+    )
+
+
+def test_honest_statistics_keep_their_bits() -> None:
+    told = drawn()
+    stats, moved = draw_in(told)
+    assert torch.equal(stats, told)
+    assert not any(moved)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_few_clients(clients: int) -> None:
+    stats, moved = draw_in(drawn(clients))
+    assert stats.shape == (clients, 2, 40)
+    assert torch.isfinite(stats).all()
+    assert len(moved) == clients
+
+
+@pytest.mark.parametrize("bad", [1e4, 1e8])
+def test_far_statistics_end_among_the_others(bad: float) -> None:
+    told = drawn()
+    told[2] = bad
+    stats, moved = draw_in(told)
+    assert moved == [False, False, True, False, False]
+    assert torch.equal(stats[[0, 1, 3, 4]], told[[0, 1, 3, 4]])
+    assert float(stats[2].abs().max()) < 10
+    assert (stats[:, 1] >= 0).all()
+
+
+def test_one_channel_far_off() -> None:
+    told = drawn()
+    told[2, 0, 7] = 1e6
+    stats, moved = draw_in(told)
+    assert moved[2]
+    assert float(stats[2, 0, 7]) < 50
+
+
+def test_dead_channels_are_no_trouble() -> None:
+    told = drawn()
+    told[:, :, 3] = 0
+    stats, moved = draw_in(told)
+    assert torch.equal(stats, told)
+    assert not any(moved)
+    assert torch.equal(draw_in(torch.zeros(3, 2, 4))[0], torch.zeros(3, 2, 4))
+
+
+def test_long_vectors_are_shortened() -> None:
+    told = [torch.full((4,), x) for x in (1.0, -1.5, 2.0, 1e7)]
+    found, long = shorten(told)
+    assert long == [False, False, False, True]
+    assert all(a is b for a, b in zip(found[:3], told[:3], strict=True))
+    assert found[3].tolist() == pytest.approx([1.5 * APART] * 4)
+    zero, long = shorten([torch.zeros(2), torch.zeros(2), torch.ones(2)])
+    assert not any(v.any() for v in zero)
+    assert long == [False, False, True]
