@@ -11,7 +11,7 @@ from fedshift.core.bound import cell_masses, effective_rows, largest_ratio, tabu
 from fedshift.core.samples import Float64Array, Sample, read_pair
 from fedshift.errors import InputError
 from fedshift.privacy.bins import CentreCells, ScoreCells, bound_from_counts
-from fedshift.privacy.counts import Releases, release_counts
+from fedshift.privacy.counts import Released, Releases, release_counts
 from fedshift.privacy.policy import Privacy, Refused
 from fedshift.ratio.bound import KMeansBound
 
@@ -163,3 +163,10 @@ def test_bad_input_is_named() -> None:
     for bad in ([0, 0], [0.5, 1.0], [-1, 2], [[1, 2]]):
         with pytest.raises(InputError, match="'source'"):
             bound_from_counts(np.array(bad), {"a": [1, 2]})
+
+
+@pytest.mark.parametrize("counts", [[2**62] * 4, [2**62] * 3 + [0], [-5, 10, 5, 5], [0] * 4])
+def test_counts_that_come_round_are_refused(counts: list[int]) -> None:
+    told = Released(np.array(counts), np.zeros(4, dtype=bool))
+    with pytest.raises(InputError, match="counts of 'elm' must be"):
+        bound_from_counts([5, 5, 5, 5], {"elm": told})

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedshift.core.samples import Float64Array
+from fedshift.defence.calibration import Sums
 from fedshift.defence.ratios import check_law
 from fedshift.defence.robust import check_update
 from fedshift.federation.client import Reply
@@ -24,6 +24,8 @@ from fedshift.learn.evaluate import ClientScore
 HUGE = 1e8
 #: cuts of log ratios for a bound from counts
 EDGES = np.linspace(-6.0, 8.0, 29)
+#: largest count of rows taken from anybody; sums of such counts stay exact
+MOST = 2**31
 
 
 class Heard(NamedTuple):
@@ -74,19 +76,16 @@ def read_cells(message: Message, clients: int) -> list[Any]:
     shown = np.where(hidden > 0, 0, counts)
     if (shown < 0).any() or (shown != counts).any() or not shown.any(axis=1).all():
         raise MessageError("counts must be ≥ 0, some in every row, and 0 where they are hidden")
+    if (counts > MOST).any():
+        raise MessageError(f"counts must be at most {MOST:,}; got {counts.max():,}")
     return [counts.tolist(), hidden.tolist()]
 
 
-def read_sums(message: Message, size: int) -> tuple[Float64Array, Float64Array]:
-    """Slope and curvature of a calibration; of a convex loss, or Newton's steps lead astray."""
+def read_sums(message: Message, size: int) -> Sums:
+    """Slope and curvature of a calibration."""
     slope = message.array("slope", (size,)).astype(np.float64)
     curve = message.array("curve", (size, size)).astype(np.float64)
-    if max(np.abs(slope).max(), np.abs(curve).max()) > HUGE:
-        raise MessageError("slope or curvature are huge")
-    least = np.linalg.eigvalsh((curve + curve.T) / 2).min()
-    if least < -1e-6 * (1 + np.abs(curve).max()):
-        raise MessageError(f"a curvature cannot be negative; got {least:.3g}")
-    return slope, (curve + curve.T) / 2
+    return Sums(slope, (curve + curve.T) / 2)
 
 
 def read_law(message: Message, classes: int) -> list[float]:
@@ -109,7 +108,12 @@ def read_pool(message: Message, job: Job) -> Array:
 
 def read_score(message: Message, job: Job) -> ClientScore:
     """A site's figures."""
-    found = ClientScore(**json.loads(message.fact("score", str)))
+    table = json.loads(message.fact("score", str))
+    for name, value in table.items():
+        number = type(value) in (int, float) and math.isfinite(value)
+        if name != "client" and value is not None and not number:
+            raise MessageError(f"{name} of a score must be a number; got {value!r:.50}")
+    found = ClientScore(**table)
     high = 1.0 if job.loss == "cross-entropy" else math.inf
     if (found.mse is None) != (high == 1.0) or not 0 <= float(found.value) <= high:
         raise MessageError(f"a score cannot be {found!r:.200}")

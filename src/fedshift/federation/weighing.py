@@ -15,6 +15,7 @@ from safetensors.torch import save as to_safetensors
 from fedshift.core.files import atomic_path, write_text
 from fedshift.core.label import newton
 from fedshift.core.samples import Float64Array
+from fedshift.defence.calibration import add_up, check_sums, longest
 from fedshift.defence.pool import clean_pool
 from fedshift.federation.job import POOLED, SHARED
 from fedshift.federation.messages import Array, Fact
@@ -92,14 +93,15 @@ class Weighing:
             asked: dict[str, Ask] = {n: ({"edges": EDGES}, {"what": "cells"}) for n in everyone}
             told = self.server.ask("query.share", 0, asked, limit=1_000_000)
             tables = self.server.understood(told, lambda m: read_cells(m, len(everyone)))
+            self.server.enough("the bin counts", tables)
             write_text(path, json.dumps(tables))
         tables = json.loads(path.read_text(encoding="utf-8"))
 
         def ask(name: str) -> Ask:
             k = everyone.index(name)
-            counts, hidden = (
-                np.array([t[i][k] for t in tables.values()], dtype=np.int64) for i in (0, 1)
-            )
+            # in an order that says nothing of whose is whose
+            rows = sorted((counts[k], hidden[k]) for counts, hidden in tables.values())
+            counts, hidden = (np.array([row[i] for row in rows], dtype=np.int64) for i in (0, 1))
             return {"edges": EDGES, "counts": counts, "hidden": hidden.astype(np.uint8)}, {}
 
         self._share_with("bound", ask)(names)
@@ -142,7 +144,9 @@ class Weighing:
         told = self.server.ask("query.share", 0, asked, limit=4096)
         present = self.server.understood(told, lambda m: m.array("presence", (count,), "i") > 0)
         having = sum(present.values(), np.zeros(count))
-        theta = np.concatenate([[1.0], np.zeros(count)])
+        # what a site's rows of each class weigh, as `fedshift.federation.ratios.Labels` has it
+        share = 1 / np.maximum(having, 1) / max((having > 0).sum(), 1)
+        theta, limit = np.concatenate([[1.0], np.zeros(count)]), math.inf
         for number in range(CALIBRATIONS):
             told = self.server.ask(
                 "query.share",
@@ -151,9 +155,18 @@ class Weighing:
                 limit=16 * (count + 2) ** 2,
             )
             sums = self.server.understood(told, lambda m: read_sums(m, count + 1))
+            for name in list(sums):
+                why = check_sums(sums[name], np.where(present[name], share, 0.0))
+                if why is not None:
+                    del sums[name]
+                    self.server.drop(name, "query.share", number, f"its part has {why}")
             self.server.enough("the calibration", sums)
-            slope, curve = (sum(sums[n][i] for n in sorted(sums)) for i in (0, 1))
-            new = newton(theta, np.asarray(slope), np.asarray(curve))
+            if self.job.robust.clip is not None:
+                limit = min(limit, longest(sums.values()))
+            total, shortened = add_up(sums, limit)
+            for name, why in shortened.items():
+                self.server.shortened(name, "query.share", number, why)
+            new = newton(theta, total.slope, total.curve)
             moved, theta = float(np.abs(new - theta).max()), new
             self.server.tell({"phase": "calibrate", "round": number, "moved": moved})
             if moved < 1e-6:
@@ -173,7 +186,7 @@ class Weighing:
         return {"theta": theta.tolist(), "laws": laws}
 
     def _by_pool(self) -> Again:
-        """Rows from everybody, cleaned, as many of each, shuffled, to everybody."""
+        """Rows from everybody, cleaned, as many of each, in an order of their own, to everybody."""
         path = self.server.folder / "pool.safetensors"
         if not path.exists():
             quota = self.job.ratio.quota
@@ -181,17 +194,19 @@ class Weighing:
             limit = quota * 8 * math.prod(self.job.shape) + 4096
             told = self.server.ask("query.share", 0, asked, limit=limit)
             rows = self.server.understood(told, lambda m: read_pool(m, self.job))
-            self.server.enough("the pool", rows)
             for name, message in told.items():
                 if name in rows and self.job.ratio.kind == "raw":
                     self.server.ledger.add(name, "query.share", rows=len(rows[name]))
                 if "audit" in message.facts:
                     self.server.note("audit", client=name, why=str(message.facts["audit"]))
+            self.server.record.keep_ledger(self.server.ledger)  # they left, whatever comes of them
+            self.server.enough("the pool", rows)
             cleaned, report = clean_pool(rows, self.server.pool_defence)
             for name, why in report.left_out.items():
                 self.server.drop(name, "query.share", 0, why)
-            rng = np.random.default_rng(self.job.seed)
-            pool = rng.permutation(np.concatenate(list(cleaned.values()))).astype(np.float32)
+            pool = np.concatenate(list(cleaned.values())).astype(np.float32)
+            # by their content: a shuffle could be undone by whoever knows its seed
+            pool = pool[sorted(range(len(pool)), key=lambda i: pool[i].tobytes())]
             count = torch.tensor(len(cleaned))
             with atomic_path(path) as temporary:
                 parts = {"pool": torch.as_tensor(pool), "laws": count}

@@ -194,6 +194,12 @@ def bound_from_counts(
                 f"site {name!r} answered {law.counts.shape} counts for the {own.counts.shape} "
                 "cells of the source; ask it again with the same cells"
             )
+        # counts too large for whole numbers of 64 bits come round to others, and below 0
+        if law.total <= 0 or (law.counts < 0).any() or not math.isclose(law.law.sum(), 1.0):
+            raise InputError(
+                f"counts of {name!r} must be ≥ 0 with a positive sum below 2**63; got a sum of "
+                f"{law.total:,}; leave the site out"
+            )
     laws, everyone = list(told.values()), [own, *told.values()]
     cells = tabulate(
         own.law,
