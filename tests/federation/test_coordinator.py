@@ -29,6 +29,8 @@ from tiny import (
 
 from fedshift.defence.robust import Robust
 from fedshift.errors import FedshiftError
+from fedshift.federation import coordinator
+from fedshift.federation.checkpoint import save
 from fedshift.federation.coordinator import Coordinator, TooFewAnswers
 from fedshift.federation.grid import InProcess
 from fedshift.federation.job import Job, RatioPhase
@@ -163,10 +165,24 @@ def test_a_boast_about_weights_is_believed_within_reason(tmp_path: Path) -> None
     assert not bits(led_to(1.5, "c"), led_to(2.0, "b"))
 
 
+SCORE = '{"client": "ash", "n": 9, "accuracy": 0.5, "low": 0.1, "high": 0.9, "loss": 0.7}'
+
+
 def test_a_site_that_sends_nonsense_as_its_score(tmp_path: Path) -> None:
     made = job()
     for i, said in enumerate(
-        ("no json", "[]", "{}", '{"client": "ash", "n": 1}', '{"accuracy": "much"}')
+        (
+            "no json",
+            "[]",
+            "{}",
+            '{"client": "ash", "n": 1}',
+            '{"accuracy": "much"}',
+            SCORE.replace("0.5", '"0.5"'),
+            SCORE.replace("0.5", "true"),
+            SCORE.replace("0.7", "NaN"),
+            SCORE.replace("0.7", "[1]"),
+            "[" * 90_000,
+        )
     ):
         sites = make_sites(made, tmp_path / f"sites-{i}")
         wrong: Change = lambda _, a, s=said: replace(  # type: ignore[misc]  # noqa: E731
@@ -274,9 +290,9 @@ def test_too_few_answers_stop_the_run_and_it_can_go_on(tmp_path: Path) -> None:
         broken[name] = Away(sites[name], lambda n: n < 5)
     with pytest.raises(TooFewAnswers, match=r"round 2: 2 of 4 sites.*3 are needed, after 2 tries"):
         run(made, broken, tmp_path / "record")
-    coordinator = Coordinator(made, InProcess(sites), tmp_path / "record")
-    assert len([e for e in coordinator.events if e["what"] == "too few"]) == 2
-    result = coordinator.run()
+    server = Coordinator(made, InProcess(sites), tmp_path / "record")
+    assert len([e for e in server.events if e["what"] == "too few"]) == 2
+    result = server.run()
     assert bits(params(tmp_path / "record"), whole[1])
     assert [h["round"] for h in result["history"]] == list(range(1, 9))
 
@@ -411,9 +427,54 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert [h["round"] for h in result["history"]] == [1, 2, 3, 4]
 
 
+def test_a_round_that_was_not_kept_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job()
+    sites = make_sites(made, tmp_path / "s")
+    for last in (2, 3):
+
+        def dies(folder: Any, state: Any, at: int = last, **more: Any) -> Path:
+            if state.round == at:
+                raise Killed
+            return save(folder, state, **more)
+
+        monkeypatch.setattr(coordinator, "save", dies)
+        with pytest.raises(Killed):
+            run(made, sites, tmp_path / "r")
+    monkeypatch.undo()
+    result, _ = run(made, sites, tmp_path / "r")
+    lines = (tmp_path / "r" / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == result["history"]
+    assert [h["round"] for h in result["history"]] == [1, 2, 3, 4]
+
+
+def test_two_runs_of_one_record_do_not_meet(tmp_path: Path) -> None:
+    made = job()
+    sites = make_sites(made, tmp_path / "s")
+    second = Coordinator(made, InProcess(sites), tmp_path / "r")
+    met = []
+
+    def start_another(_: dict[str, Any]) -> None:
+        with pytest.raises(FedshiftError, match=r"another run is at work.*flwr list.*flwr stop"):
+            second.run()
+        met.append(True)
+
+    Coordinator(made, InProcess(sites), tmp_path / "r", watch=start_another).run()
+    assert met
+    result = second.run()  # once the first has ended, with all that it has written
+    assert [h["round"] for h in result["history"]] == [1, 2, 3, 4]
+    assert sum(e["what"] == "begin" for e in result["events"]) == 2
+
+
+def test_a_record_is_its_owner_s_alone(tmp_path: Path) -> None:
+    run(job(), make_sites(job(), tmp_path / "s"), tmp_path / "r")
+    assert (tmp_path / "r").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_folder_belongs_to_one_task(tmp_path: Path) -> None:
     Coordinator(job(), InProcess({}), tmp_path)
-    assert Coordinator(job(), InProcess({}), tmp_path).run_name.endswith(job().digest)
+    assert Coordinator(job(), InProcess({}), tmp_path).record.run.endswith(job().digest)
     with pytest.raises(FedshiftError, match="holds a run of task"):
         Coordinator(job(seed=1), InProcess({}), tmp_path)
 
@@ -445,6 +506,55 @@ def test_the_ledger_counts_rows_on_rung_5(tmp_path: Path) -> None:
     assert rows == dict.fromkeys(NAMES, 60)
 
 
+def test_rows_that_left_before_a_kill_are_counted_once(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=RATIOS["raw"])
+    sites = make_sites(made, tmp_path / "s", privacy=policy(made))
+
+    def dies(message: Message, answer: Message) -> Message:
+        if message.facts.get("what") == "pool":
+            raise Killed
+        return answer
+
+    broken = sites | {"elm": Altered(sites["elm"], dies, ("query.share",))}
+    with pytest.raises(Killed):
+        run(made, broken, tmp_path / "r")
+    assert (tmp_path / "r" / "pool.safetensors").exists()
+    result, _ = run(made, sites, tmp_path / "r")
+    assert sum(r["rows"] for r in result["ledger"]) == 40 * len(NAMES)
+    again, _ = run(made, sites, tmp_path / "r")
+    assert sum(r["rows"] for r in again["ledger"]) == 40 * len(NAMES)
+
+
+def test_rows_that_left_count_where_too_few_sites_sent_some(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=RATIOS["raw"], minimum=3)
+    sites = make_sites(made, tmp_path / "s", privacy=policy(made))
+    for name in ("ash", "elm"):
+        sites[name] = Altered(sites[name], fail, ("query.share",))
+    with pytest.raises(TooFewAnswers, match="the pool"):
+        run(made, sites, tmp_path / "r")
+    assert Coordinator(made, InProcess(sites), tmp_path / "r").ledger.total.rows == 80
+
+
+def test_a_pool_does_not_say_whose_a_row_is(tmp_path: Path) -> None:
+    """Its order is of the rows alone: the same, whoever sent which."""
+    made = job(objective="ftw", ratio=RATIOS["raw"])
+    data = federation()
+    pools = []
+
+    def seen(message: Message, answer: Message) -> Message:
+        if message.facts.get("what") == "pool":
+            pools.append(message.array("pool"))
+        return answer
+
+    for i, turn in enumerate((0, 1)):
+        names = np.roll(NAMES, turn)
+        dealt = type(data)(tuple(replace(c, name=str(n)) for c, n in zip(data, names, strict=True)))
+        sites = make_sites(made, tmp_path / f"s{i}", data=dealt, privacy=policy(made))
+        sites["ash"] = Altered(sites["ash"], seen, ("query.share",))
+        run(made, sites, tmp_path / f"r{i}")
+    assert np.array_equal(pools[0], pools[1])
+
+
 # -- hostile answers outside of training ---------------------------------------------------------
 
 SHARED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -455,6 +565,9 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "law": ("labels", {"law": np.full(CLASSES, 7.0)}),
     "negative law": ("labels", {"law": np.array([1.5, -0.5, 0.0])}),
     "counts": ("bound", {"counts": np.zeros((2, 2), dtype=np.int64)}),
+    "many counts": ("bound", {"counts": np.full((4, 30), 2**62)}),
+    "slope that rows cannot have": ("labels", {"slope": np.array([0, 0.1, 0, -0.1])}),
+    "curve that rows cannot have": ("labels", {"curve": np.eye(CLASSES + 1)}),
     "negative counts": ("bound", {"counts": np.full((4, 30), -5)}),
     "rows": ("raw", {"rows": np.full((60, DIM), np.nan)}),
     "other rows": ("raw", {"rows": np.zeros((60, DIM + 2))}),
@@ -475,6 +588,68 @@ def test_nonsense_in_the_ratio_phase_is_survived(what: str, tmp_path: Path) -> N
     assert set(dropped(result)) == {"cedar"}
     assert result["mean"] > 0.5
     assert np.isfinite(params(tmp_path / "r").numpy()).all()
+
+
+def test_one_site_does_not_lead_the_calibration_astray(tmp_path: Path) -> None:
+    """With the hardest pull that rows could have; without a limit theta ends at its bounds."""
+    plan = FedAvg(rounds=4, local_steps=10, local_lr=0.1, batch_size=16)
+    ratio = replace(RATIOS["labels"], plan=plan)
+    data = federation(200, 200)
+    pull = {"slope": np.array([0, -0.08, 0.16, -0.08]), "curve": np.zeros((4, 4))}
+    hostile = arrays(lambda old: {**old, **pull} if "slope" in old else old)
+
+    def theta(robust: Robust, name: str, change: Change | None) -> tuple[Any, dict[str, Any]]:
+        made = job(objective="ftw", ratio=ratio, robust=robust)
+        sites = make_sites(made, tmp_path / name, data=data)
+        if change is not None:
+            sites["elm"] = Altered(sites["elm"], change, ("query.share",))
+        result, _ = run(made, sites, tmp_path / f"record-{name}")
+        kept = json.loads((tmp_path / f"record-{name}" / "laws.json").read_text())
+        return np.array(kept["theta"]), result
+
+    honest, _ = theta(Robust(), "a", None)
+    trusting, _ = theta(Robust(clip=None), "b", hostile)
+    wary, result = theta(Robust(), "c", hostile)
+    assert np.abs(trusting - honest).max() > 3
+    assert np.abs(wary - honest).max() < 0.6
+    assert {e["client"] for e in result["events"] if e["what"] == "shortened"} == {"elm"}
+
+
+@pytest.mark.parametrize("what", ["statistics", "control"])
+def test_what_goes_beside_updates_is_limited(what: str, tmp_path: Path) -> None:
+    plan = FedAvg(rounds=10, local_steps=10, local_lr=0.1, batch_size=16)
+    if what == "statistics":
+        made, change = job(plan=plan, model=normed, robust=Robust()), put("0/stats", far_off)
+    else:
+        made = job(plan=replace(plan, scaffold=True), robust=Robust())
+        change = put("0/control", lambda c: c * 1000)
+    data = federation(200, 200)
+    plain, _ = run(made, make_sites(made, tmp_path / "a", data=data), tmp_path / "b")
+    sites = make_sites(made, tmp_path / "s", data=data)
+    sites["elm"] = Altered(sites["elm"], change)
+    result, _ = run(made, sites, tmp_path / "r")
+    assert all("elm" in h["cut"] for h in result["history"])
+    assert result["mean"] > plain["mean"] - 0.06
+
+
+def far_off(stats: Any) -> Any:
+    return np.full_like(stats, 1e4)
+
+
+def test_bin_counts_that_too_few_gave_are_not_kept(tmp_path: Path) -> None:
+    made = job(objective="ftw", ratio=RATIOS["bound"])
+    sites = make_sites(made, tmp_path / "s", data=federation(120, 100), privacy=policy(made))
+
+    def away(message: Message, answer: Message) -> Message:
+        if message.facts.get("what") == "cells":
+            raise ConnectionError("line cut")
+        return answer
+
+    gone = {n: Altered(s, away, ("query.share",)) for n, s in sites.items()}
+    with pytest.raises(TooFewAnswers, match="the bin counts: 0 of 4"):
+        run(made, gone, tmp_path / "r")
+    result, _ = run(made, sites, tmp_path / "r")
+    assert result["rounds"] == 4
 
 
 @pytest.mark.parametrize("kind", ["labels", "raw"])
