@@ -173,7 +173,7 @@ def sampler_of(job: Job) -> Any:
 
 
 def pooled_log_ratio(job: Job, data: ClientData, pool: Any, laws: int) -> Float64Array:
-    """At the training rows, from a shuffled pool with as many rows of each of `laws` test laws.
+    """At the training rows, from a pool with as many rows of each of `laws` test laws.
 
     Made-up rows are easily told from real ones. Where the pool is made up, the source is so too,
     by a sampler of the same kind fitted to the training rows, and what sets both apart cancels.

@@ -57,7 +57,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         "raw samples",
-        "unlabelled test rows as they are, shuffled by the server",
+        "unlabelled test rows as they are, mixed by the server",
         "the rows themselves: whoever runs the server, or sees what it hands on, can read them",
     ),
 )
