@@ -112,10 +112,10 @@ def test_a_noisy_source_count_of_a_nearly_empty_cell_makes_no_bound() -> None:
 
 
 def test_suppression_is_counted() -> None:
-    told = release_counts([60, 30, 2, 3], policy=Privacy())
-    found = bound_from_counts([40, 40, 10, 10], {"a": told})
-    assert found.hidden == 0.25
-    assert "25% of the counts hidden" in repr(found)
+    told = release_counts([60, 30, 2, 3, 4], policy=Privacy())
+    found = bound_from_counts([40, 40, 10, 10, 10], {"a": told})
+    assert found.hidden == 0.3
+    assert "30% of the counts hidden" in repr(found)
 
 
 def test_cells_a_sliver_apart_are_another_question() -> None:

@@ -111,9 +111,12 @@ class Released:
 def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None) -> Released:
     """A table of counts as the policy lets it go.
 
-    Without noise, cells below `min_count` are not shown, zeros included. As the number of rows
-    is known, what is missing from it tells the sum of the hidden cells; while that sum is below
-    `min_count`, or there is only one hidden cell, the smallest cell shown is hidden as well.
+    Without noise, cells below `min_count` c are not shown, zeros included. As the number of rows
+    is known, what is missing from it tells the sum of the hidden cells; while that is below
+    2c − 1, or there is only one hidden cell, another is hidden as well, drawn at random and
+    rather a small one. Each hidden cell may then hold any of 0 … c − 1 rows, whatever is worked
+    out from the sum and from the rule itself. A second draw would undo that: a site answers
+    through `Releases`, which remembers.
 
     With `epsilon_counts`, every cell gets noise first; then noisy counts below `min_count` are
     hidden, which costs nothing further.
@@ -124,8 +127,8 @@ def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None
         Each row in exactly one cell.
     policy : Privacy
     rng : Generator or seed, optional
-        Of the noise. Leave it out in real use: then it is the operating system's entropy, and
-        nobody who knows a seed can take the noise off again.
+        Of the noise and of the cells hidden besides. Leave it out in real use: then it is the
+        operating system's entropy, and nobody who knows a seed can take the noise off again.
 
     Returns
     -------
@@ -138,15 +141,15 @@ def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None
 
     Examples
     --------
-    >>> release_counts([120, 3, 60, 40, 0], policy=Privacy()).counts.tolist()
+    >>> release_counts([120, 3, 60, 40, 0], policy=Privacy(), rng=0).counts.tolist()
     [120, 0, 60, 0, 0]
     """
     table = _enough(counts, policy)
+    below = _source(rng)
     if policy.epsilon_counts is None:
-        hidden, epsilon = _hidden(table, policy.min_count), math.inf
+        hidden, epsilon = _hidden(table, policy.min_count, below), math.inf
     else:
         step = _exact(policy.epsilon_counts)
-        below = _source(rng)
         table = table + np.array([geometric(step, below) for _ in range(table.size)]).reshape(
             table.shape
         )
@@ -169,11 +172,21 @@ def _enough(counts: npt.ArrayLike, policy: Privacy) -> Counts:
     return table
 
 
-def _hidden(table: Counts, least: int) -> npt.NDArray[np.bool_]:
+def _hidden(table: Counts, least: int, below: Callable[[int], int]) -> npt.NDArray[np.bool_]:
+    """Cells below `least`, and as many others as it takes that none can be worked out.
+
+    Let all hidden cells but one hold v, 0, …, 0 rows, v < least, and that one the rest, which is
+    at least `least` as the sum is 2 least − 1 or more: it could have been drawn, and the answer is
+    the same. So v may be anything. Hiding the smallest instead would tell that it is the smallest.
+    """
     hidden = table < least
-    order = iter(np.argsort(np.where(hidden, np.iinfo(np.int64).max, table), axis=None))
-    while hidden.any() and not hidden.all() and (hidden.sum() < 2 or table[hidden].sum() < least):
-        hidden.flat[next(order)] = True
+    while hidden.any() and not hidden.all():
+        if hidden.sum() >= 2 and table[hidden].sum() >= 2 * least - 1:
+            break
+        shown = np.flatnonzero(~hidden)
+        tickets = np.cumsum(table.sum() // table.flat[shown])  # at least one for each
+        drawn = np.searchsorted(tickets, below(int(tickets[-1])), side="right")
+        hidden.flat[shown[drawn]] = True
     return hidden
 
 
