@@ -20,6 +20,7 @@ refuses any other table of the same law.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from collections.abc import Callable, Mapping
@@ -108,15 +109,16 @@ class Released:
         )
 
 
-def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None) -> Released:
+def release_counts(
+    counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None, secret: bytes | None = None
+) -> Released:
     """A table of counts as the policy lets it go.
 
     Without noise, cells below `min_count` c are not shown, zeros included. As the number of rows
-    is known, what is missing from it tells the sum of the hidden cells; while that is below
-    2c − 1, or there is only one hidden cell, another is hidden as well, drawn at random and
-    rather a small one. Each hidden cell may then hold any of 0 … c − 1 rows, whatever is worked
-    out from the sum and from the rule itself. A second draw would undo that: a site answers
-    through `Releases`, which remembers.
+    is known, what is missing from it tells the sum of the hidden cells; while that is below c,
+    or there is only one hidden cell, another is hidden as well, drawn at random and rather a
+    small one. Each hidden cell may then hold any of 0 … c − 1 rows, whatever is worked out from
+    the sum and from the rule itself. Another draw of the same table would undo that.
 
     With `epsilon_counts`, every cell gets noise first; then noisy counts below `min_count` are
     hidden, which costs nothing further.
@@ -127,8 +129,11 @@ def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None
         Each row in exactly one cell.
     policy : Privacy
     rng : Generator or seed, optional
-        Of the noise and of the cells hidden besides. Leave it out in real use: then it is the
-        operating system's entropy, and nobody who knows a seed can take the noise off again.
+        Of the noise. Leave it out in real use: then it is the operating system's entropy, and
+        nobody who knows a seed can take the noise off again.
+    secret : bytes, optional
+        Of the cells hidden besides: what nobody outside can guess, and always the same for the
+        same rows (a site takes a hash of them). Without it they are drawn like the noise.
 
     Returns
     -------
@@ -147,7 +152,8 @@ def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None
     table = _enough(counts, policy)
     below = _source(rng)
     if policy.epsilon_counts is None:
-        hidden, epsilon = _hidden(table, policy.min_count, below), math.inf
+        draw = below if secret is None else _source(_seed(secret, table))
+        hidden, epsilon = _hidden(table, policy.min_count, draw), math.inf
     else:
         step = _exact(policy.epsilon_counts)
         table = table + np.array([geometric(step, below) for _ in range(table.size)]).reshape(
@@ -175,13 +181,14 @@ def _enough(counts: npt.ArrayLike, policy: Privacy) -> Counts:
 def _hidden(table: Counts, least: int, below: Callable[[int], int]) -> npt.NDArray[np.bool_]:
     """Cells below `least`, and as many others as it takes that none can be worked out.
 
-    Let all hidden cells but one hold v, 0, …, 0 rows, v < least, and that one the rest, which is
-    at least `least` as the sum is 2 least − 1 or more: it could have been drawn, and the answer is
-    the same. So v may be anything. Hiding the smallest instead would tell that it is the smallest.
+    Let hidden cells hold v, 0, …, 0 rows, v < `least`, and one of them the rest of their sum, which
+    is `least` or more. If that rest is below `least` all are small, and nothing else is hidden; if
+    not, it could have been drawn. The answer is the same either way, so v may be anything. To hide
+    the smallest cell instead would tell that it is the smallest.
     """
     hidden = table < least
     while hidden.any() and not hidden.all():
-        if hidden.sum() >= 2 and table[hidden].sum() >= 2 * least - 1:
+        if hidden.sum() >= 2 and table[hidden].sum() >= least:
             break
         shown = np.flatnonzero(~hidden)
         tickets = np.cumsum(table.sum() // table.flat[shown])  # at least one for each
@@ -218,6 +225,7 @@ class Releases:
         *,
         policy: Privacy,
         rng: Random = None,
+        secret: bytes | None = None,
         spent: Callable[[float], None] | None = None,
     ) -> Released:
         """Release a table once.
@@ -228,7 +236,7 @@ class Releases:
             The question: "labels", or a digest of the cells.
         law : str
             Whose rows: "train", "test".
-        counts, policy, rng
+        counts, policy, rng, secret
             As in `release_counts`.
         spent : callable, optional
             Told the ε of a new release, infinite without noise: `Accountant.spend_counts`.
@@ -244,7 +252,7 @@ class Releases:
             told[what] = None  # until it is released
             if spent is not None:
                 spent(cost)
-            told[what] = release_counts(table, policy=policy, rng=rng)
+            told[what] = release_counts(table, policy=policy, rng=rng, secret=secret)
         out = told[what]
         if out is None:
             raise Refused(
@@ -318,6 +326,11 @@ def _source(rng: Random) -> Callable[[int], int]:
         return secrets.randbelow
     generator = np.random.default_rng(rng)
     return lambda n: int(generator.integers(n))
+
+
+def _seed(secret: bytes, table: Counts) -> int:
+    found = hashlib.blake2b(table.tobytes(), key=secret[:64], digest_size=32)
+    return int.from_bytes(found.digest(), "big")
 
 
 def _exact(epsilon: float) -> Fraction:

@@ -178,7 +178,7 @@ def _clipped_sum(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]
 
 
 def _normal(size: int, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers (size,): a generator's, or the operating system's bits by Box–Muller."""
+    """Standard normal numbers, of a generator or of the operating system's bits (Box–Muller)."""
     if generator is not None:
         return torch.randn(size, generator=generator, dtype=torch.float64)
     pairs = (size + 1) // 2
