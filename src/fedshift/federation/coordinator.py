@@ -108,7 +108,6 @@ class Coordinator:
         for known in self.facts.values():  # what a site that is away has spent is not known
             known.pop("epsilon", None)
         for name, answer in found.items():
-            self.facts[name] = dict(answer.facts)
             self.weighed(name, answer)
 
     def understood(self, told: Mapping[str, Message], read: Callable[[Message], T]) -> dict[str, T]:
