@@ -1,25 +1,35 @@
-"""What a hostile client does: to its shared rows, to its label law, to what it sends each round.
+"""What a hostile client does: to its rows, its label law, its rounds, what it says of itself.
 
 The last client is the hostile one. It knows everything: the others' rows, laws and settings.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from fedshift.data.federation import Federation
 from fedshift.defence.neighbours import distances
 from fedshift.defence.robust import Report, Robust, combine
 from fedshift.federation.client import Reply
+from fedshift.federation.coordinator import Coordinator, TooFewAnswers
 from fedshift.federation.engine import Log
+from fedshift.federation.grid import InProcess
+from fedshift.federation.job import Job
+from fedshift.federation.messages import Message
 from fedshift.federation.reference import Reference
+from fedshift.federation.site import Site
 from fedshift.federation.task import Task
+from fedshift.learn.models import MLP
+from fedshift.privacy.policy import Privacy
 
 Array = NDArray[Any]
 #: what gradients are multiplied by
@@ -116,6 +126,68 @@ class Attacked(Reference):
         update, report = combine([r.update for r in sent], part, self.robust, names=names)
         self.reports.append(report)
         self._step(update)
+
+
+class Lying:
+    """A site that answers as it should, and then changes what it sends.
+
+    Parameters
+    ----------
+    site : Site
+    mean_weight : float, optional
+        What it says its mean weight is.
+    **factors
+        What its arrays of a name are multiplied by: update, stats.
+    """
+
+    def __init__(self, site: Site, *, mean_weight: float | None = None, **factors: float) -> None:
+        self.site, self.mean_weight, self.factors = site, mean_weight, factors
+
+    def handle(self, message: Message) -> Message:
+        """Answer a question."""
+        answer = self.site.handle(message)
+        facts = dict(answer.facts)
+        if self.mean_weight is not None and "mean_weight" in facts:
+            facts["mean_weight"] = self.mean_weight
+        arrays = {
+            name: (a * self.factors.get(name.partition("/")[2], 1.0)).astype(a.dtype)
+            for name, a in answer.arrays.items()
+        }
+        return replace(answer, facts=facts, arrays=arrays)
+
+
+def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A model whose statistics travel."""
+    return MLP(shape, classes, hidden=(32,), batch_norm=True)
+
+
+def deployed(
+    job: Job, federation: Federation, lies: dict[str, float] | None
+) -> tuple[dict[str, Any], float]:
+    """Rounds of a coordinator and its sites with exact ratios: their figures, honest accuracy.
+
+    0 where the honest sites' training diverged and the run came to no end.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        sites: dict[str, Any] = {
+            c.name: Site(
+                job,
+                c,
+                Path(folder) / c.name,
+                privacy=Privacy(rung=0),
+                log_ratio=federation.exact_log_ratio(c.name),
+            )
+            for c in federation
+        }
+        bad = federation.clients[-1].name
+        sites[bad] = Lying(sites[bad], **(lies or {}))
+        server = Coordinator(job, InProcess(sites), Path(folder) / "server")
+        try:
+            lines = server.run()["evaluation"]
+        except TooFewAnswers:
+            return server.facts, 0.0
+    scores = [line["accuracy"] for line in lines if line["client"] != bad]
+    return server.facts, float(np.mean(scores))
 
 
 def accuracy(task: Task, engine: Any, federation: Federation) -> float:

@@ -1,17 +1,21 @@
 """One of five clients is hostile: what the other four lose, with and without the defence.
 
-Four routes to the weights, each with no attacker, with an undefended and with a defended server:
+Four routes to the weights, and rounds of FedAvg, each with no attacker, with an undefended and
+with a defended server:
 
 - rows (rung 5): pools of test rows travel, every client fits a ratio of its own; undefended, they
   are shuffled together as they come, which is the paper's way;
 - gradients (rung 2): one softmax over all training and test laws, trained in the federation;
 - labels (rung 1): test label laws travel;
-- truth: exact ratios, for an aim sharper than any estimator's.
+- truth: exact ratios, for an aim sharper than any estimator's;
+- rounds: exact ratios, local steps and BatchNorm through a coordinator and its sites, where every
+  site says itself what it weighs.
 
-The hostile client aims its pool at one record, sends far garbage, mirrors the shift, or multiplies
-its gradients by 1000. Bars: the honest clients' mean accuracy falls by at most 0.01 against no
-attacker (mean over seeds, paired), whether that server is defended too or not, and every honest
-client's effective sample size stays above the floor.
+The hostile client aims its pool at one record, sends far garbage, mirrors the shift, multiplies
+its gradients by 1000 or its statistics by 10000, or boasts about its weights. Bars: the honest
+clients' mean accuracy falls by at most 0.01 against no attacker (mean over seeds, paired), whether
+that server is defended too or not, and every honest client's effective sample size stays above the
+floor.
 
     python benchmarks/attacks.py --quick
     FEDSHIFT_DATA=... python benchmarks/attacks.py --data fashion-mnist
@@ -34,7 +38,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import torch
-from _attacks import INFLATION, POOLS, Array, Attacked, accuracy, false_laws
+from _attacks import (
+    INFLATION,
+    POOLS,
+    Array,
+    Attacked,
+    accuracy,
+    deployed,
+    false_laws,
+    normed,
+)
 from _common import Bar, arguments, report, write_json
 from scipy import stats
 
@@ -50,8 +63,9 @@ from fedshift.defence.ratios import (
 )
 from fedshift.defence.robust import Robust
 from fedshift.federation.fused import Fused
+from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.marginals import FederatedMLLS
-from fedshift.federation.plan import FedSGD
+from fedshift.federation.plan import FedAvg, FedSGD
 from fedshift.federation.task import Task
 from fedshift.learn.models import build
 from fedshift.ratio.logistic import Logistic
@@ -60,6 +74,14 @@ FALL = 0.01
 NOBODY = "no attacker"
 #: shown without a bar: clipping bounds the length of an update, not its direction
 TURNED = "gradients × −1000"
+TURNED_BOAST = "boasts, update turned"
+#: what a hostile site says and sends in rounds
+LIES: dict[str, dict[str, float] | None] = {
+    NOBODY: None,
+    "boasts": {"mean_weight": 1e9},
+    "statistics × 10000": {"stats": 1e4},
+    TURNED_BOAST: {"mean_weight": 1e9, "update": -1.0},
+}
 INFLATED = {"gradients × 1000": INFLATION, TURNED: -INFLATION}
 #: of the ratio in the route of rows
 RIDGE = 1e-4
@@ -88,6 +110,7 @@ class Setting:
     ratio_model: str
     ratio_iterations: int
     ratio_lr: float
+    rounds: int
 
     def federation(self, seed: int) -> Federation:
         """Five clients; each trains mostly on one of classes 5 to 9, is used on one of 0 to 4."""
@@ -98,9 +121,9 @@ class Setting:
 
 
 SETTINGS = {
-    "digits": Setting("digits", (90, 3), (55, 3), "linear", 500, 0.01, "mlp", 150, 3e-3),
+    "digits": Setting("digits", (90, 3), (55, 3), "linear", 500, 0.01, "mlp", 150, 3e-3, 12),
     "fashion-mnist": Setting(
-        "fashion-mnist", (1000, 20), (300, 3), "lenet", 500, 1e-3, "lenet", 400, 1e-3
+        "fashion-mnist", (1000, 20), (300, 3), "lenet", 500, 1e-3, "lenet", 400, 1e-3, 25
     ),
 }
 
@@ -330,12 +353,40 @@ def by_rule(
             yield attack, server, got
 
 
+def by_rounds(
+    setting: Setting, federation: Federation, seed: int
+) -> Iterator[tuple[str, str, Result]]:
+    """A deployment in this process: what sites say of themselves, and what goes beside updates."""
+    job = Job(
+        clients=tuple(c.name for c in federation),
+        shape=federation[0].x.shape[1:],
+        classes=10,
+        model=normed,
+        plan=FedAvg(rounds=setting.rounds, local_steps=20, local_lr=0.1, batch_size=32, seed=seed),
+        ratio=RatioPhase(kind="given"),
+        weighting=Weighting(clip=None),
+        robust=ROBUST,
+        defence=RATIO,
+        seed=seed,
+    )
+    open_ = replace(job, robust=Robust(clip=None), defence=replace(RATIO, mass=None, boast=None))
+    for attack, lies in LIES.items():
+        for defended in (False, True):
+            said, got = deployed(job if defended else open_, federation, lies)
+            ess = min(
+                said[c.name]["ess_share"] * len(c.x) / RATIO.floor(len(c.x))
+                for c in federation.clients[:-1]
+            )
+            yield attack, _server(defended), Result(got, ess)
+
+
 ROUTES = {
     "rows": by_rows,
     "gradients": by_gradients,
     "labels": by_labels,
     "truth": by_truth,
     "rules": by_rule,
+    "rounds": by_rounds,
 }
 #: left out by --quick
 SLOW = ("truth", "rules")
@@ -438,7 +489,7 @@ def compared(results: dict[tuple[str, str], list[Result]]) -> list[dict[str, Any
 def bars(lines: list[dict[str, Any]], name: str) -> Iterator[Bar]:
     """Accuracy and effective sample size of every attack, defended."""
     for line in lines:
-        if line["attack"] == TURNED:
+        if line["attack"] in (TURNED, TURNED_BOAST):
             continue
         got = line["defended"]
         what = f"{name}, {line['route']}, {line['attack']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from fedshift.core.samples import FloatArray
 from fedshift.data.federation import Federation
 from fedshift.defence.neighbours import Lie, distances, plane
-from fedshift.defence.pool import PoolDefence, clean_pool
+from fedshift.defence.pool import PoolDefence, clean_pool, evened
 from fedshift.demo import digits_federation
 from fedshift.errors import InputError
 
@@ -158,9 +159,58 @@ def test_two_clients_cannot_be_compared() -> None:
     rows, report = clean_pool(pools)
     assert len(rows) == 2
     assert not report.compared
-    assert "takes 3 clients" in repr(report)
+    assert "takes 4 clients" in repr(report)
     with pytest.raises(InputError, match="no pool can be used"):
         clean_pool({"a": np.full((5, 2), math.nan)})
+
+
+@pytest.mark.parametrize("clients", [3, 4, 5])
+def test_one_hostile_pool_never_drives_the_honest_out(clients: int) -> None:
+    """At the edge of what the others would allow, so that its own range reaches far."""
+    rng = np.random.default_rng(0)
+    pools = {f"h{i}": rng.normal(size=(300, 4)) for i in range(clients - 1)}
+    honest = set(pools)
+    low = np.median([p.min(axis=0) for p in pools.values()], axis=0)
+    high = np.median([p.max(axis=0) for p in pools.values()], axis=0)
+    edge = high + 1.9 * (high - low)
+    for bad in (
+        edge + 0.01 * rng.normal(size=(300, 4)),
+        rng.choice([-12.0, 12.0], size=(300, 4)) + rng.normal(size=(300, 4)),
+    ):
+        kept, report = clean_pool({**pools, "bad": bad})
+        assert honest <= set(kept)
+        assert report.compared == (clients > 3)
+        assert ("bad" in kept) == (clients == 3)
+
+
+def test_one_of_two_cannot_cut_the_other_s_pool() -> None:
+    rng = np.random.default_rng(0)
+    kept, report = clean_pool({"a": rng.normal(size=(300, 4)), "b": rng.normal(size=(2, 4))})
+    assert report.quota == 300
+    assert len(kept["a"]) == 300
+
+
+def test_nobody_knows_beforehand_which_rows_are_looked_at() -> None:
+    rng = np.random.default_rng(0)
+    pools = {f"h{i}": rng.normal(size=(1500, 3)) for i in range(4)}
+    bad = 0.5 + 0.001 * rng.normal(size=(1500, 3))
+    guess = np.random.default_rng([0, zlib.crc32(b"bad")]).choice(1500, 1000, replace=False)
+    bad[guess] = rng.normal(size=(1000, 3))
+    assert clean_pool({**pools, "bad": bad}, seed=0)[1].left_out == {}
+    assert list(clean_pool({**pools, "bad": bad})[1].left_out) == ["bad"]
+
+
+def test_pools_of_unequal_size_count_alike() -> None:
+    rng = np.random.default_rng(0)
+    pools = {name: rng.normal(size=(n, 2)) for name, n in {"a": 500, "b": 60, "c": 3}.items()}
+    rows = evened(pools)
+    assert {n: len(x) for n, x in rows.items()} == {"a": 500, "b": 500, "c": 30}
+    np.testing.assert_array_equal(rows["a"], pools["a"])
+    _, times = np.unique(rows["b"], axis=0, return_counts=True)
+    assert set(times) == {8, 9}
+    assert len(times) == 60
+    np.testing.assert_array_equal(evened(pools)["b"], rows["b"])
+    assert len(evened(pools, repeat=2)["b"]) == 120
 
 
 @given(st.integers(0, 100), st.integers(1, 6))
@@ -191,7 +241,15 @@ def test_columns_are_brought_to_one_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"bounds": (1.0, 0.0)}, {"quota": 0}, {"far": -1.0}, {"most": 1}, {"spread": "a"}]
+    "wrong",
+    [
+        {"bounds": (1.0, 0.0)},
+        {"quota": 0},
+        {"far": -1.0},
+        {"most": 1},
+        {"repeat": 0},
+        {"spread": "a"},
+    ],
 )
 def test_settings_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):

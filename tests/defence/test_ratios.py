@@ -95,6 +95,23 @@ def test_mass_is_limited_because_the_truth_has_at_most_one() -> None:
     assert (np.exp(s) - np.exp(rest)).mean() == pytest.approx(2.0)
 
 
+def test_the_shift_of_a_client_whose_rows_nobody_else_meets_is_kept() -> None:
+    """Every site is used on two classes of ten; this one has the rows of the first two."""
+    eps, laws = 1e-4, {}
+    for k in range(5):
+        law = np.full(10, eps)
+        law[2 * k : 2 * k + 2] = (0.9, 0.1) if k == 0 else (0.5, 0.5)
+        laws[f"c{k}"] = law / law.sum()
+    y = np.repeat([0, 1], 500)
+    told, _ = label_log_ratios(laws, np.array([0.5, 0.5, *[0.0] * 8]), y)
+    s, report = defend_log_ratios(told)
+    np.testing.assert_allclose(s, defend_log_ratios(told, OFF)[0], rtol=1e-12)
+    assert report.limited == []
+    # and where there are two, one that has no mass there at all
+    two = {"honest": told["c0"], "bad": np.full(1000, -50.0)}
+    np.testing.assert_allclose(defend_log_ratios(two)[0], told["c0"])
+
+
 @given(st.integers(0, 1000), st.integers(1, 7), st.sampled_from(["median", "trimmed"]))
 @settings(max_examples=40, deadline=None)
 def test_median_and_trimmed_against_numpy(seed: int, count: int, how: str) -> None:
@@ -150,8 +167,26 @@ def test_weights_stay_above_the_floor(seed: int, spread: float) -> None:
 
 def test_normalisers_cannot_buy_a_larger_part() -> None:
     said = [3.0, 1e9, -2.0, math.inf, math.nan]
-    np.testing.assert_array_equal(defend_normalisers(said, laws=5), [3, 10, 0, 0, 0])
+    np.testing.assert_array_equal(defend_normalisers(said, laws=5), [3, 4.5, 0, 0, 0])
     assert defend_normalisers([1e9], OFF).tolist() == [1e9]
+    assert defend_normalisers([1e9], laws=3).tolist() == [6.0]
+    assert defend_normalisers([], laws=3).tolist() == []
+
+
+@given(st.integers(3, 9), st.floats(0.01, 5), st.floats(0, 1e300))
+@settings(max_examples=60, deadline=None)
+def test_a_boasting_client_weighs_what_the_text_says(count: int, mean: float, said: float) -> None:
+    m = defend_normalisers([*[mean] * (count - 1), said], laws=count)
+    assert m[-1] / m.sum() <= 1.5 / (count - 1 + 1.5) + 1e-9
+    if count > 3:
+        np.testing.assert_array_equal(m[:-1], min(mean, 2 * count))
+
+
+@pytest.mark.parametrize("said", [0.0, 5e-324, 1e-30, 1e-3, 1e9])
+def test_one_of_two_cannot_make_all_parts_vanish(said: float) -> None:
+    m = defend_normalisers([2.0, said], laws=2)
+    assert m.sum() >= 1e-6
+    assert m[1] / m.sum() <= 0.6 + 1e-9
 
 
 def test_floors() -> None:
@@ -190,7 +225,14 @@ def test_check_law(law: object, reason: str | None) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"how": "meen"}, {"trim": 0.5}, {"multiple": 0}, {"winsorise": 1.5}, {"min_rows": 0}],
+    [
+        {"how": "meen"},
+        {"trim": 0.5},
+        {"multiple": 0},
+        {"boast": 0.5},
+        {"winsorise": 1.5},
+        {"min_rows": 0},
+    ],
 )
 def test_settings_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):

@@ -68,6 +68,22 @@ def test_one_of_two_cannot_move_the_bound() -> None:
     torch.testing.assert_close(out, torch.tensor([1.0, 2.0]))
 
 
+def test_who_sends_nothing_does_not_stop_the_others() -> None:
+    u = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    out, report = combine(u, np.ones(4))
+    assert torch.equal(out, u[0])
+    assert report.clipped == []
+    still, report = combine(torch.zeros(3, 2), np.ones(3))
+    assert torch.equal(still, torch.zeros(2))
+    assert math.isinf(report.bound)
+
+
+def test_two_have_no_median() -> None:
+    assert Robust().among(2) == Robust(clip=None)
+    assert Robust().among(3) == Robust()
+    assert Robust(clip=2.0).among(2) == Robust(clip=2.0)
+
+
 def test_a_length_can_be_given() -> None:
     u = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     out, report = combine(u, [1, 1], Robust(clip=1.0))

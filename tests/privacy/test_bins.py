@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,6 +111,16 @@ def test_a_noisy_source_count_of_a_nearly_empty_cell_makes_no_bound() -> None:
     found = bound_from_counts([998, 2], {"a": told})
     assert found.bound < 1.5
     assert bound_from_counts([998, 2], {"a": told}, min_count=1).bound > 40
+
+
+def test_a_site_that_claims_noise_loses_its_own_say_alone() -> None:
+    own, plain = [90, 10], Released(np.array([40, 60]), np.zeros(2, dtype=bool))
+    loud = replace(plain, epsilon=1e-6)
+    both = bound_from_counts(own, {"a": plain, "b": plain}).bound
+    assert both == pytest.approx(12.0)
+    assert bound_from_counts(own, {"a": plain, "b": loud}).bound == pytest.approx(6.0)
+    quiet = replace(plain, epsilon=1.0)  # 10 rows stand out from three deviations of 1.4
+    assert bound_from_counts(own, {"a": plain, "b": quiet}).bound == pytest.approx(both)
 
 
 def test_suppression_is_counted() -> None:

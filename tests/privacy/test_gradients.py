@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,7 +15,7 @@ from fedshift.errors import InputError
 from fedshift.federation.layout import Layout
 from fedshift.learn.models import build
 from fedshift.learn.norm import ClientNorm
-from fedshift.privacy.gradients import private_gradient, row_loss
+from fedshift.privacy.gradients import _normal, private_gradient, row_loss
 
 
 def losses(scores: Tensor, y: Tensor) -> Tensor:
@@ -188,6 +190,30 @@ def test_noise_has_the_promised_size_whatever_the_batch() -> None:
     assert torch.equal(z, draw(0, clip=0.5, noise=3.0))
     assert not torch.equal(z, draw(1, clip=0.5, noise=3.0))
     assert not draw(0, clip=0.5, noise=0.0).any()
+
+
+def test_noise_of_the_operating_system_is_normal(monkeypatch: pytest.MonkeyPatch) -> None:
+    entropy = np.random.default_rng(0)  # the same every time, for the test
+    monkeypatch.setattr("os.urandom", entropy.bytes)
+    z = _normal(50_001, None).numpy()
+    assert z.shape == (50_001,)
+    assert kstest(z, "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(z[:25_000], z[25_001:])[0, 1]) < 0.02  # the two halves of a pair
+    monkeypatch.setattr("os.urandom", lambda n: b"\x00" * n)
+    assert _normal(4, None).isfinite().all()  # also where a uniform number is as small as can be
+
+
+def test_noise_has_no_seed_to_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of bits asked of the operating system: 64 a number, not one seed for all."""
+    asked: list[int] = []
+
+    def entropy(n: int) -> bytes:
+        asked.append(n)
+        return bytes(range(256)) * (n // 256 + 1)
+
+    monkeypatch.setattr("os.urandom", lambda n: entropy(n)[:n])
+    _normal(1000, None)
+    assert sum(asked) >= 8 * 1000
 
 
 def test_without_a_generator_noise_is_never_the_same_and_nothing_global_moves() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import zlib
 from collections import Counter
 from collections.abc import Mapping
@@ -16,8 +17,8 @@ from fedshift.core.samples import FloatArray
 from fedshift.defence.neighbours import Lie, plane
 from fedshift.errors import InputError
 
-#: fewest clients that can be compared with one another
-COMPARED = 3
+#: fewest clients that can be compared: each with three others, two of them honest
+COMPARED = 4
 Keep = npt.NDArray[np.bool_]
 
 
@@ -28,8 +29,9 @@ class PoolDefence:
     Rows: of the common shape, numbers, finite, within public bounds where there are some, and
     not far outside the range of the other clients. Pools: no larger than the median one, no
     heap of copies of a few rows, not far from everybody else, and no weight on a few
-    rows alone. Every comparison is with the median of the other clients, so that one hostile
-    pool cannot move it; it takes three clients.
+    rows alone. Every comparison is with the median of the other clients, which one hostile
+    pool among three others cannot take out of the range of the honest; so it takes four clients.
+    With fewer nobody is left out for being unlike the others.
 
     Under target shift honest pools differ: each may hold a class of its own. The factors below
     leave room for that (``benchmarks/attacks.py`` prints how near honest clients come to them).
@@ -48,7 +50,7 @@ class PoolDefence:
     tolerance : float
         A client with more than this share of bad rows is left out.
     quota : int or None
-        Most rows a client; None: as many as the median client sent.
+        Most rows a client; None: as many as the median client sent (of two, any number).
     spread : float
         A pool less wide than this times the median is aimed at a few rows.
     near : float
@@ -63,7 +65,9 @@ class PoolDefence:
     min_rows : int
         A pool with fewer usable rows is left out.
     most : int
-        Rows of a client that are compared; more are drawn at random.
+        Rows of a client that are compared; of more, so many are drawn at random.
+    repeat : int
+        Most times a row is repeated to bring a small pool to the size of the others (`evened`).
     """
 
     bounds: tuple[float, float] | None = None
@@ -77,11 +81,13 @@ class PoolDefence:
     influence: float = 2.5
     min_rows: int = 2
     most: int = 1000
+    repeat: int = 10
 
     def __post_init__(self) -> None:
         for name in ("slack", "tolerance", "spread", "near", "copies", "far", "influence"):
             positive(self, name)
-        whole(self, "min_rows")
+        for name in ("min_rows", "repeat"):
+            whole(self, name)
         whole(self, "most", least=2)
         if self.quota is not None:
             whole(self, "quota")
@@ -160,7 +166,7 @@ def clean_pool(
     defence: PoolDefence | None = None,
     *,
     reference: FloatArray | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> tuple[dict[str, FloatArray], PoolReport]:
     """The rows that can be used, and what became of the others.
 
@@ -172,8 +178,9 @@ def clean_pool(
     reference : rows (r, …), optional
         Rows known to be real: a client that cleans the pool gives its own training rows, which
         is where a hostile pool would weigh.
-    seed : int
-        Of the rows drawn for quotas and comparisons.
+    seed : int, optional
+        Of the rows drawn for quotas and comparisons. Leave it out in real use: whoever knows it
+        before the rows are sent knows which of them nobody will look at.
 
     Returns
     -------
@@ -196,6 +203,7 @@ def clean_pool(
 aimed at a few rows: 0.00 times as wide as the other pools))
     """
     defence = PoolDefence() if defence is None else defence
+    seed = secrets.randbits(128) if seed is None else seed
     rows, verdicts = _readable(pool, None if reference is None else reference.shape[1:])
     _drop_bad_rows(rows, verdicts, defence)
     quota = _cut_to_quota(rows, verdicts, defence, seed)
@@ -211,6 +219,38 @@ aimed at a few rows: 0.00 times as wide as the other pools))
     if not kept:
         raise InputError(f"no pool can be used: {report.left_out}; ask the clients, or share less")
     return kept, report
+
+
+def evened(
+    pool: Mapping[str, FloatArray], *, repeat: int = 10, seed: int = 0
+) -> dict[str, FloatArray]:
+    """Pools of equal size, so that every law counts alike once they are shuffled together.
+
+    Rows of smaller pools are repeated, all as often or once more, at most `repeat` times: a pool
+    of very few rows stays smaller, or each of them would weigh as much as a hundred of others.
+
+    Parameters
+    ----------
+    pool : mapping of client to rows (n, …)
+        From `clean_pool`.
+    repeat : int
+    seed : int
+        Of the rows repeated once more.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rows = evened({"a": np.zeros((50, 2)), "b": np.ones((20, 2)), "c": np.ones((2, 2))})
+    >>> {name: len(x) for name, x in rows.items()}
+    {'a': 50, 'b': 50, 'c': 20}
+    """
+    size = max(map(len, pool.values()))
+    out = {}
+    for name, x in pool.items():
+        whole_times, more = divmod(min(size, repeat * len(x)), len(x))
+        parts = [x] * whole_times + ([_some(x, more, seed, name)] if more else [])
+        out[name] = np.concatenate(parts)
+    return out
 
 
 def _readable(
@@ -256,8 +296,9 @@ def _drop_bad_rows(
 
 def _in_range(rows: Mapping[str, FloatArray], name: str, slack: float) -> Keep:
     others = [x.reshape(len(x), -1) for n, x in rows.items() if n != name]
-    low = np.median([x.min(axis=0) for x in others], axis=0)
-    high = np.median([x.max(axis=0) for x in others], axis=0)
+    # values that some client has, not means of two, of which one may be anything
+    low = np.quantile([x.min(axis=0) for x in others], 0.5, axis=0, method="lower")
+    high = np.quantile([x.max(axis=0) for x in others], 0.5, axis=0, method="higher")
     width = high - low
     if rows[name].ndim > 2:  # pixels share a range
         width = np.full_like(width, width.max())
@@ -297,7 +338,9 @@ def _cut_to_quota(
     seed: int,
 ) -> int:
     sizes = [len(x) for x in rows.values()] or [0]
-    quota = defence.quota or int(np.quantile(sizes, 0.5, method="lower"))
+    # of two, one could cut the other's pool to its own size
+    usual = int(np.quantile(sizes, 0.5, method="lower")) if len(sizes) > 2 else max(sizes)
+    quota = defence.quota or usual
     for name, x in rows.items():
         if len(x) > quota:
             rows[name] = _some(x, quota, seed, name)

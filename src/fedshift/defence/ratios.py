@@ -18,6 +18,8 @@ from fedshift.errors import InputError
 
 How = Literal["sum", "median", "trimmed"]
 HOWS: tuple[How, ...] = ("sum", "median", "trimmed")
+#: mean weights below this do not limit others
+_LEAST_MEAN = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +30,17 @@ class RatioDefence:
     can aim it at a single row: with a share α of the numerator the effective sample size falls
     to 1 / α² whatever n. Four limits, in this order:
 
-    1. No law's largest ratio is more than `multiple` times that of the median law.
+    1. No law's largest ratio is more than `multiple` times that of the median law, or than
+       `multiple` where that law has little mass on the client's rows: an honest client may be
+       the only one that is used on rows like its own.
     2. No law's mean ratio over the client's rows is more than `mass`: in truth
        E_k r_lk ≤ 1.
     3. The largest weights are cut to a quantile (`winsorise`), one row among a thousand.
     4. Ratios are flattened, as little as it takes, until the effective sample size is at
        least max(`min_ess` n, `min_rows`).
+
+    And of what a client may weigh itself, as FedAvg has it: its mean weight is believed up to
+    `boast` times that of the median client (`defend_normalisers`).
 
     The median over laws (K · median_l r_lk, or a trimmed mean) is stronger, and wrong where
     test laws differ: a class that only one client meets has a median ratio near 0, and the
@@ -48,6 +55,8 @@ class RatioDefence:
         Share of laws cut at either end by "trimmed", in [0, 1/2).
     multiple : float or None
     mass : float or None
+    boast : float or None
+        None: mean weights are believed up to `mass` times the number of laws.
     winsorise : float or None
         Quantile in (0, 1].
     min_ess : float or None
@@ -65,6 +74,7 @@ class RatioDefence:
     trim: float = 0.2
     multiple: float | None = 10.0
     mass: float | None = 2.0
+    boast: float | None = 1.5
     winsorise: float | None = 0.999
     min_ess: float | None = 0.01
     min_rows: int = 10
@@ -74,9 +84,11 @@ class RatioDefence:
         trim: Any = self.trim
         if not (isinstance(trim, numbers.Real) and 0 <= float(trim) < 0.5):
             raise InputError(f"RatioDefence: trim must be a share in [0, 0.5); got {trim!r}")
-        for name in ("multiple", "mass", "winsorise", "min_ess"):
+        for name in ("multiple", "mass", "boast", "winsorise", "min_ess"):
             if getattr(self, name) is not None:
                 value = positive(self, name)
+                if value < 1 and name == "boast":
+                    raise InputError(f"RatioDefence: boast must be at least 1; got {value!r}")
                 if value > 1 and name in ("winsorise", "min_ess"):
                     raise InputError(f"RatioDefence: {name} must be in (0, 1]; got {value!r}")
         whole(self, "min_rows")
@@ -103,7 +115,7 @@ class LawVerdict:
     mean : float
         Log of its mean ratio over the rows; in truth at most 0.
     cut : int
-        Rows whose ratio was cut to a multiple of the median law's largest.
+        Rows whose ratio was cut to a multiple of the median law's largest, or of 1.
     scaled : float
         What all its ratios were multiplied by to bring the mean down; 1 if it was low enough.
     """
@@ -180,7 +192,8 @@ def defend_log_ratios(
     before = _log_mean(s)
     cut = np.zeros(len(s), dtype=np.int64)
     if defence.multiple is not None:
-        limit = float(np.quantile(tops, 0.5, method="lower")) + math.log(defence.multiple)
+        usual = max(0.0, _lower_median(tops))  # a ratio below `multiple` is never extreme
+        limit = usual + math.log(defence.multiple)
         cut = (s > limit).sum(axis=1)
         s = np.minimum(s, limit)
     shrink = np.zeros(len(s))
@@ -231,17 +244,24 @@ def defend_normalisers(
     """What clients say their mean weight is, (K,), brought down to what can be true.
 
     With FedAvg a client's mean weight is its part in the mean, and the client itself reports it.
-    In truth E_k Σ_l r_lk ≤ the number of laws; more than `mass` times that, or no number at
-    all, is cut (to 0 where it is not finite or negative).
+    In truth E_k Σ_l r_lk ≤ the number of laws, with equality for every client whose training rows
+    have all that anybody is used on: honest mean weights are much alike. Each is cut to `boast`
+    times the lower median of those above 0 and to `mass` times the number of laws, and to 0 where
+    it is not finite or negative. One of K clients that are alike then weighs at most
+    `boast` / (K − 1 + `boast`), three of eleven among five; a client whose mean weight is in truth
+    larger than that of most counts for less than it should.
 
     Examples
     --------
-    >>> defend_normalisers([4.5, 5000.0, float("nan")], laws=5).tolist()
-    [4.5, 10.0, 0.0]
+    >>> defend_normalisers([4.5, 5000.0, 5.0, 4.0, float("nan")], laws=5).tolist()
+    [4.5, 6.75, 5.0, 4.0, 0.0]
     """
     defence = RatioDefence() if defence is None else defence
     m = np.asarray(mean_weights, dtype=np.float64)
     most = np.inf if defence.mass is None else defence.mass * laws
+    said = m[np.isfinite(m) & (m > 0)]
+    if defence.boast is not None and len(said):  # one of two must not make all parts vanish
+        most = min(most, defence.boast * max(_lower_median(said), _LEAST_MEAN))
     return np.where(np.isfinite(m), np.clip(m, 0.0, most), 0.0)
 
 
@@ -321,6 +341,11 @@ def _usable(
     if not kept:
         raise InputError(f"no test law can be used: {left_out}; look at the ratio model")
     return kept, left_out
+
+
+def _lower_median(values: Float64Array) -> float:
+    """One of them: of an even number the lower one, which one of two cannot raise."""
+    return float(np.quantile(values, 0.5, method="lower"))
 
 
 def _log_mean(s: Float64Array) -> Float64Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -45,8 +45,9 @@ class Robust:
         farthest from theirs ("multi-krum", Blanchard et al. 2017).
     clip : "median", float or None
         Longest update allowed: a multiple of this round's median length, a length, or no limit.
-        The median of an even number is the lower one, so that one of two clients cannot move it.
-        Where most updates are 0 so is the limit, and the round makes no step.
+        The median is that of the updates that are not 0, of an even number the lower one: one of
+        two cannot make the limit larger. It can make it small, and the round's step with it; in
+        a federation of two, where every round would be such, there is no limit (`among`).
     multiple : float
         Of the median, with ``clip="median"``.
     trim : float
@@ -86,6 +87,10 @@ class Robust:
         if self.rule in ("krum", "multi-krum"):
             return 2 * self.byzantine + 3
         return 1
+
+    def among(self, clients: int) -> Robust:
+        """The rule for a federation of so many: of two nobody can say which is the odd one."""
+        return replace(self, clip=None) if self.clip == "median" and clients < 3 else self
 
 
 @dataclass(frozen=True)
@@ -296,7 +301,12 @@ def _bound(robust: Robust, norms: Float64Array) -> float:
     if robust.clip is None:
         return math.inf
     if robust.clip == "median":
-        return robust.multiple * float(np.quantile(norms, 0.5, method="lower"))
+        moved = norms[norms > 0]  # who sends nothing must not stop everybody
+        return (
+            robust.multiple * float(np.quantile(moved, 0.5, method="lower"))
+            if len(moved)
+            else math.inf
+        )
     return float(robust.clip)
 
 

@@ -108,7 +108,6 @@ class Coordinator:
         for known in self.facts.values():  # what a site that is away has spent is not known
             known.pop("epsilon", None)
         for name, answer in found.items():
-            self.facts[name] = dict(answer.facts)
             self.weighed(name, answer)
 
     def understood(self, told: Mapping[str, Message], read: Callable[[Message], T]) -> dict[str, T]:
@@ -184,7 +183,7 @@ class Coordinator:
                 [replies[n].replies[j] for n in names],
                 normaliser=self._normaliser(stage, replies, j),
                 asked=asked,
-                robust=self.job.robust,
+                robust=self.job.robust.among(len(self.job.clients)),
             )
             follow(state.tensors, task.plan.average)
             state.round = number + 1
@@ -215,10 +214,11 @@ class Coordinator:
             told = self.mean_weight
             if stage.name == "ratio":
                 told = {n: h.parts[fold] for n, h in heard.items()}
-            for name, mean in told.items():
-                out[self.job.clients.index(name)] = mean
-        every = stage.name == "model" and self.job.goal.kind == "ftw"
-        return defend_normalisers(out, self.job.defence, laws=len(out) if every else 1)
+            every = stage.name == "model" and self.job.goal.kind == "ftw"
+            laws = len(out) if every else 1
+            believed = defend_normalisers(list(told.values()), self.job.defence, laws=laws)
+            out[[self.job.clients.index(name) for name in told]] = believed
+        return out
 
     def _replies(
         self,
@@ -297,11 +297,11 @@ class Coordinator:
         return out
 
     def weighed(self, name: str, answer: Message) -> None:
-        """Remember a site's mean weight, if it says one that can be."""
+        """Remember what a site says of its weights, and their mean if it can be one."""
+        self.facts.setdefault(name, {}).update(answer.facts)
         mean = answer.facts.get("mean_weight")
         if isinstance(mean, float) and math.isfinite(mean) and mean >= 0:
             self.mean_weight[name] = mean
-            self.facts.setdefault(name, {}).update(answer.facts)
 
     # -- the record ----------------------------------------------------------------------------
 

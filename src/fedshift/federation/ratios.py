@@ -37,10 +37,17 @@ class Laws:
     The logits s of the classifier are log densities up to a common term, so
 
     .. math:: \log \sum_l p_l(x) / p_k(x) = \log \sum_l e^{s_{K+l}(x)} - s_k(x).
+
+    Attributes
+    ----------
+    limited : list of str
+        Whose laws the last `log_ratio` kept within limits.
     """
 
+    limited: list[str]
+
     def __init__(self, job: Job, data: ClientData) -> None:
-        self.job, self.data = job, data
+        self.job, self.data, self.limited = job, data, []
         self.k = job.clients.index(data.name)
         self._train, self._test = len(data.x), len(data.test_x)
         self.y = np.repeat([self.k, len(job.clients) + self.k], [self._train, self._test])
@@ -70,7 +77,9 @@ class Laws:
         if client is not None:
             return self._difference(logits, self.k, client)
         laws = {c: self._difference(logits, self.k, c) for c in self.job.clients}
-        return defend_log_ratios(laws, self.job.defence)[0]
+        found, report = defend_log_ratios(laws, self.job.defence)
+        self.limited = report.limited
+        return found
 
     def scores(self, models: Sequence[nn.Module]) -> Float64Array:
         """Log ratio Σ_l p_l / p_k of the site's test rows, one column for every k, (m, K)."""
@@ -97,10 +106,17 @@ class Labels:
     """A site's part in a classifier of the labels, its calibration, and its own test label law.
 
     See `fedshift.federation.marginals.FederatedMLLS`, which is this in one process.
+
+    Attributes
+    ----------
+    limited : list of str
+        Laws that the last `log_ratio` kept within limits, by their place among those given.
     """
 
+    limited: list[str]
+
     def __init__(self, job: Job, data: ClientData) -> None:
-        self.job, self.data = job, data
+        self.job, self.data, self.limited = job, data, []
         self.weight = balanced(data.y, job.classes)
         self.fold = folds_of(data.name, data.y, job.ratio.folds, seed=job.seed)
         self.law = np.bincount(data.y, minlength=job.classes) / len(data.y)
@@ -162,9 +178,11 @@ class Labels:
 
     def log_ratio(self, laws: Float64Array) -> Float64Array:
         """At the training rows, the test label laws (L, C) being summed, each within limits."""
-        named = {str(i): law for i, law in enumerate(laws)}
+        named = {f"law {i + 1} of {len(laws)}": law for i, law in enumerate(laws)}
         told, _ = label_log_ratios(named, self.law, self.data.y)
-        return defend_log_ratios(told, self.job.defence)[0]
+        found, report = defend_log_ratios(told, self.job.defence)
+        self.limited = report.limited
+        return found
 
 
 def sampler_of(job: Job) -> Any:
@@ -173,7 +191,7 @@ def sampler_of(job: Job) -> Any:
 
 
 def pooled_log_ratio(job: Job, data: ClientData, pool: Any, laws: int) -> Float64Array:
-    """At the training rows, from a pool with as many rows of each of `laws` test laws.
+    """At the training rows, from one pool with as many rows of each of `laws` test laws.
 
     Made-up rows are easily told from real ones. Where the pool is made up, the source is so too,
     by a sampler of the same kind fitted to the training rows, and what sets both apart cancels.

@@ -70,7 +70,7 @@ def _finite(message: Message, name: str, low: float = -math.inf, high: float = m
 
 
 def read_cells(message: Message, clients: int) -> list[Any]:
-    """Counts of cells along every client's log ratio, and which are hidden."""
+    """Counts of cells along every client's log ratio, which are hidden, and 1 / ε of each table."""
     shape = (clients, len(EDGES) + 1)
     counts, hidden = (message.array(n, shape, "i") for n in ("counts", "hidden"))
     shown = np.where(hidden > 0, 0, counts)
@@ -78,7 +78,10 @@ def read_cells(message: Message, clients: int) -> list[Any]:
         raise MessageError("counts must be ≥ 0, some in every row, and 0 where they are hidden")
     if (counts > MOST).any():
         raise MessageError(f"counts must be at most {MOST:,}; got {counts.max():,}")
-    return [counts.tolist(), hidden.tolist()]
+    noise = message.array("noise", (clients,))
+    if (noise < 0).any():
+        raise MessageError(f"noise must be 1 / ε of every table, 0 for none; got {noise.min()}")
+    return [counts.tolist(), hidden.tolist(), noise.tolist()]
 
 
 def read_sums(message: Message, size: int) -> Sums:

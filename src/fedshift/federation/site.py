@@ -6,9 +6,12 @@ A site is asked by messages, whoever carries them. What it must remember lies on
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -250,11 +253,13 @@ class Site:
             return self._weigh(None)
         laws = Laws(self.job, self.data)
         log_ratio = laws.log_ratio(models, self._target)
+        limited: dict[str, Fact] = {"limited": laws.limited}
         if not self.job.ratio.bound:
-            return self._weigh(log_ratio)
+            arrays, facts = self._weigh(log_ratio)
+            return arrays, facts | limited
         self.shelf.keep("scores", {"scores": torch.as_tensor(laws.scores(models))})
         self.shelf.keep("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
-        return {}, {}  # weights come with the bound
+        return {}, limited  # weights come with the bound
 
     def _reader(self) -> Labels:
         """What the models say of the site's rows; read again after a restart."""
@@ -305,6 +310,7 @@ class Site:
             "test",
             counts,
             policy=self.privacy,
+            secret=self._secret,
             spent=lambda e: self.shelf.books.spend_counts(e, what="labels"),
         )
         # how many rows there are is no secret, so what is hidden shares what is left
@@ -331,7 +337,8 @@ class Site:
         if not good or any(check_law(law, self.job.classes) for law in laws):
             raise MessageError(f"laws must be shares of {self.job.classes} classes, a row each")
         self.shelf.once("set of label laws", message)
-        return self._weigh(reader.log_ratio(laws))
+        arrays, facts = self._weigh(reader.log_ratio(laws))
+        return arrays, facts | {"limited": reader.limited}
 
     def _cells(self, message: Message) -> Answer:
         """How many of the site's test rows lie in cells along each client's log ratio, (K, M)."""
@@ -344,12 +351,14 @@ class Site:
                 f"test along {name}",
                 np.bincount(np.digitize(column, edges), minlength=len(edges) + 1),
                 policy=self.privacy,
+                secret=self._secret,
                 spent=lambda e: self.shelf.books.spend_counts(e, what="cells"),
             )
             for name, column in zip(self.job.clients, scores.T, strict=True)
         ]
         hidden = np.stack([t.suppressed for t in told]).astype(np.uint8)
-        return {"counts": np.stack([t.counts for t in told]), "hidden": hidden}, {}
+        noise = np.array([1 / t.epsilon for t in told])
+        return {"counts": np.stack([t.counts for t in told]), "hidden": hidden, "noise": noise}, {}
 
     def _bound(self, message: Message) -> Answer:
         """Weights cut at the bound that all sites' counts and the own training rows give.
@@ -365,12 +374,23 @@ class Site:
         if counts.ndim != 2 or counts.shape[1] != len(edges) + 1 or hidden.shape != counts.shape:
             raise MessageError(f"counts must have {len(edges) + 1} cells; got {counts.shape}")
         own = np.bincount(np.digitize(log_ratio, edges), minlength=len(edges) + 1)
+        noise = message.array("noise", (len(counts),))
+        if (noise < 0).any():
+            raise MessageError(f"noise must be 1 / ε of every table, 0 for none; got {noise.min()}")
         told = {
-            str(i): Released(c.astype(np.int64), h.astype(bool))
-            for i, (c, h) in enumerate(zip(counts, hidden, strict=True))
+            str(i): Released(c.astype(np.int64), h.astype(bool), 1 / z if z else math.inf)
+            for i, (c, h, z) in enumerate(zip(counts, hidden, noise.tolist(), strict=True))
         }
         self.shelf.once("set of bin counts", message)
         return self._weigh(log_ratio, bound_from_counts(own, told).bound)
+
+    @cached_property
+    def _secret(self) -> bytes:
+        """What only the holder of these rows knows, the same whenever they are loaded."""
+        found = hashlib.blake2b(digest_size=32)
+        for rows in (self.data.x, self.data.test_x):
+            found.update(np.ascontiguousarray(rows, dtype=np.float64).tobytes())
+        return found.digest()
 
     def _need(self, name: str) -> dict[str, torch.Tensor]:
         kept = self.shelf.kept(name)

@@ -16,7 +16,7 @@ from fedshift.core.files import atomic_path, write_text
 from fedshift.core.label import newton
 from fedshift.core.samples import Float64Array
 from fedshift.defence.calibration import add_up, check_sums, longest
-from fedshift.defence.pool import clean_pool
+from fedshift.defence.pool import clean_pool, evened
 from fedshift.federation.job import POOLED, SHARED
 from fedshift.federation.messages import Array, Fact
 from fedshift.federation.replies import (
@@ -100,9 +100,13 @@ class Weighing:
         def ask(name: str) -> Ask:
             k = everyone.index(name)
             # in an order that says nothing of whose is whose
-            rows = sorted((counts[k], hidden[k]) for counts, hidden in tables.values())
+            rows = sorted(
+                (counts[k], hidden[k], noise[k]) for counts, hidden, noise in tables.values()
+            )
             counts, hidden = (np.array([row[i] for row in rows], dtype=np.int64) for i in (0, 1))
-            return {"edges": EDGES, "counts": counts, "hidden": hidden.astype(np.uint8)}, {}
+            noise = np.array([row[2] for row in rows])
+            hidden = hidden.astype(np.uint8)
+            return {"edges": EDGES, "counts": counts, "hidden": hidden, "noise": noise}, {}
 
         self._share_with("bound", ask)(names)
 
@@ -202,6 +206,8 @@ class Weighing:
             self.server.record.keep_ledger(self.server.ledger)  # they left, whatever comes of them
             self.server.enough("the pool", rows)
             cleaned, report = clean_pool(rows, self.server.pool_defence)
+            repeat = self.server.pool_defence.repeat
+            cleaned = evened(cleaned, repeat=repeat, seed=self.job.seed)
             for name, why in report.left_out.items():
                 self.server.drop(name, "query.share", 0, why)
             pool = np.concatenate(list(cleaned.values())).astype(np.float32)

@@ -172,7 +172,8 @@ def bound_from_counts(
         Test rows. Each site counts once, whatever its number of rows.
     min_count : float, optional
         Cells with fewer source rows are left out; by default 1, or three standard deviations of
-        the noise where there is noise.
+        the noise where there is noise: of the source's own for the whole cell, of a site's for
+        its part in it. So a site that claims much noise loses its own say and nobody else's.
     smoothing, cap, confidence
         As in `fedshift.ratio.KMeansBound`.
 
@@ -201,23 +202,29 @@ def bound_from_counts(
                 f"{law.total:,}; leave the site out"
             )
     laws, everyone = list(told.values()), [own, *told.values()]
+    shares = [law.law for law in laws]
+    if min_count is None:
+        min_count = _clear(own)
+        shares = [np.where(own.counts >= _clear(own, law), law.law, 0.0) for law in laws]
     cells = tabulate(
         own.law,
-        np.mean([law.law for law in laws], axis=0),
+        np.mean(shares, axis=0),
         n_source=own.total,
         n_target=sum(law.total for law in laws),
         n_laws=len(laws),
         smoothing=smoothing,
         confidence=0.95 if confidence is None else confidence,
     )
-    if min_count is None:
-        loudest = min(law.epsilon for law in everyone)
-        min_count = max(1.0, _CLEAR * math.sqrt(2.0) / loudest)
     value = largest_ratio(
         cells, min_count=min_count, upper=confidence is not None, n_laws=len(laws)
     )
     hidden = float(np.mean([law.suppressed.mean() for law in everyone]))
     return CountBound(capped(value, cap, n_laws=len(laws)), cells, len(laws), hidden)
+
+
+def _clear(*tables: Released) -> float:
+    """Fewest rows that stand out from the noise of the loudest of these."""
+    return max(1.0, _CLEAR * math.sqrt(2.0) / min(t.epsilon for t in tables))
 
 
 def _read(name: str, given: Released | npt.ArrayLike) -> Released:

@@ -20,6 +20,7 @@ refuses any other table of the same law.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from collections.abc import Callable, Mapping
@@ -108,12 +109,16 @@ class Released:
         )
 
 
-def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None) -> Released:
+def release_counts(
+    counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None, secret: bytes | None = None
+) -> Released:
     """A table of counts as the policy lets it go.
 
-    Without noise, cells below `min_count` are not shown, zeros included. As the number of rows
-    is known, what is missing from it tells the sum of the hidden cells; while that sum is below
-    `min_count`, or there is only one hidden cell, the smallest cell shown is hidden as well.
+    Without noise, cells below `min_count` c are not shown, zeros included. As the number of rows
+    is known, what is missing from it tells the sum of the hidden cells; while that is below c,
+    or there is only one hidden cell, another is hidden as well, drawn at random and rather a
+    small one. Each hidden cell may then hold any of 0 … c − 1 rows, whatever is worked out from
+    the sum and from the rule itself. Another draw of the same table would undo that.
 
     With `epsilon_counts`, every cell gets noise first; then noisy counts below `min_count` are
     hidden, which costs nothing further.
@@ -126,6 +131,9 @@ def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None
     rng : Generator or seed, optional
         Of the noise. Leave it out in real use: then it is the operating system's entropy, and
         nobody who knows a seed can take the noise off again.
+    secret : bytes, optional
+        Of the cells hidden besides: what nobody outside can guess, and always the same for the
+        same rows (a site takes a hash of them). Without it they are drawn like the noise.
 
     Returns
     -------
@@ -138,15 +146,16 @@ def release_counts(counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None
 
     Examples
     --------
-    >>> release_counts([120, 3, 60, 40, 0], policy=Privacy()).counts.tolist()
+    >>> release_counts([120, 3, 60, 40, 0], policy=Privacy(), rng=0).counts.tolist()
     [120, 0, 60, 0, 0]
     """
     table = _enough(counts, policy)
+    below = _source(rng)
     if policy.epsilon_counts is None:
-        hidden, epsilon = _hidden(table, policy.min_count), math.inf
+        draw = below if secret is None else _source(_seed(secret, table))
+        hidden, epsilon = _hidden(table, policy.min_count, draw), math.inf
     else:
         step = _exact(policy.epsilon_counts)
-        below = _source(rng)
         table = table + np.array([geometric(step, below) for _ in range(table.size)]).reshape(
             table.shape
         )
@@ -169,11 +178,22 @@ def _enough(counts: npt.ArrayLike, policy: Privacy) -> Counts:
     return table
 
 
-def _hidden(table: Counts, least: int) -> npt.NDArray[np.bool_]:
+def _hidden(table: Counts, least: int, below: Callable[[int], int]) -> npt.NDArray[np.bool_]:
+    """Cells below `least`, and as many others as it takes that none can be worked out.
+
+    Let hidden cells hold v, 0, …, 0 rows, v < `least`, and one of them the rest of their sum, which
+    is `least` or more. If that rest is below `least` all are small, and nothing else is hidden; if
+    not, it could have been drawn. The answer is the same either way, so v may be anything. To hide
+    the smallest cell instead would tell that it is the smallest.
+    """
     hidden = table < least
-    order = iter(np.argsort(np.where(hidden, np.iinfo(np.int64).max, table), axis=None))
-    while hidden.any() and not hidden.all() and (hidden.sum() < 2 or table[hidden].sum() < least):
-        hidden.flat[next(order)] = True
+    while hidden.any() and not hidden.all():
+        if hidden.sum() >= 2 and table[hidden].sum() >= least:
+            break
+        shown = np.flatnonzero(~hidden)
+        tickets = np.cumsum(table.sum() // table.flat[shown])  # at least one for each
+        drawn = np.searchsorted(tickets, below(int(tickets[-1])), side="right")
+        hidden.flat[shown[drawn]] = True
     return hidden
 
 
@@ -205,6 +225,7 @@ class Releases:
         *,
         policy: Privacy,
         rng: Random = None,
+        secret: bytes | None = None,
         spent: Callable[[float], None] | None = None,
     ) -> Released:
         """Release a table once.
@@ -215,7 +236,7 @@ class Releases:
             The question: "labels", or a digest of the cells.
         law : str
             Whose rows: "train", "test".
-        counts, policy, rng
+        counts, policy, rng, secret
             As in `release_counts`.
         spent : callable, optional
             Told the ε of a new release, infinite without noise: `Accountant.spend_counts`.
@@ -231,7 +252,7 @@ class Releases:
             told[what] = None  # until it is released
             if spent is not None:
                 spent(cost)
-            told[what] = release_counts(table, policy=policy, rng=rng)
+            told[what] = release_counts(table, policy=policy, rng=rng, secret=secret)
         out = told[what]
         if out is None:
             raise Refused(
@@ -305,6 +326,11 @@ def _source(rng: Random) -> Callable[[int], int]:
         return secrets.randbelow
     generator = np.random.default_rng(rng)
     return lambda n: int(generator.integers(n))
+
+
+def _seed(secret: bytes, table: Counts) -> int:
+    found = hashlib.blake2b(table.tobytes(), key=secret[:64], digest_size=32)
+    return int.from_bytes(found.digest(), "big")
 
 
 def _exact(epsilon: float) -> Fraction:

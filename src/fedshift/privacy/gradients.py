@@ -12,15 +12,18 @@ coefficient of a row may depend on that row and on public numbers (sizes of laws
 batch must be drawn without a look at the rows, not in proportion to weights. Mixing rows (mixup)
 does not fit.
 
-The noise is made of floating-point numbers by a generator that is no cipher. Against someone who
-studies last digits, only whole-number noise (`fedshift.privacy.counts`) is proof.
+Every bit of the noise is the operating system's: where no row has a gradient the noise stands bare,
+and a generator with a seed of its own could be found out from it. It is made of floating-point
+numbers all the same. Against someone who studies last digits, only whole-number noise
+(`fedshift.privacy.counts`) is proof.
 """
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -100,8 +103,8 @@ def private_gradient(
     batch_size : int, optional
         What the sum is divided by; by default B. A public number.
     generator : torch.Generator, optional
-        On the CPU. Leave it out in real use: then it is new, and its seed the operating
-        system's entropy.
+        On the CPU, for tests: its seed has 32 bits. Leave it out in real use: then the noise is
+        the operating system's.
     chunk : int
         Rows whose gradients are held at a time.
 
@@ -175,9 +178,15 @@ def _clipped_sum(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]
 
 
 def _normal(size: int, generator: torch.Generator | None) -> Tensor:
-    if generator is None:
-        generator = torch.Generator().manual_seed(secrets.randbits(63))
-    return torch.randn(size, generator=generator, dtype=torch.float64)
+    """Standard normal numbers, of a generator or of the operating system's bits (Box–Muller)."""
+    if generator is not None:
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+    pairs = (size + 1) // 2
+    bits = np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64)
+    u = ((bits >> np.uint64(11)) + np.uint64(1)) * 2.0**-53  # in (0, 1]
+    length, angle = np.sqrt(-2 * np.log(u[:pairs])), 2 * np.pi * u[pairs:]
+    z = np.concatenate([length * np.cos(angle), length * np.sin(angle)])
+    return torch.from_numpy(z[:size])
 
 
 __all__ = ["RowLoss", "private_gradient", "row_gradients", "row_loss", "separate_rows"]
