@@ -1,7 +1,8 @@
 """What clients send beside their updates: BatchNorm statistics and control variates.
 
 Both may be `APART` times as far out as the median client's, no more. Honest clients that differ
-seldom are, and whoever keeps to it is not changed by a bit.
+seldom are, and whoever keeps to it is not changed by a bit. Statistics `WILD` times as far out say
+nothing of the same layers: the middle ones take their place.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from fedshift.core.samples import Float64Array
 
 #: median lengths that are allowed; with more, one of four clients still does harm
 APART = 2.0
+#: median lengths from which on statistics are not heard at all
+WILD = 10.0
 
 
 def draw_in(stats: Tensor) -> tuple[Tensor, list[bool]]:
-    r"""Statistics (m, 2, S) of m clients, those far from the middle moved towards it.
+    r"""Statistics (m, 2, S) of m clients, those far from the middle moved towards it, or onto it.
 
     How far out a client is, is the length of (μ_k − μ, σ_k − σ) / σ over all channels, with the
     lower medians over clients for μ and σ. Channels that hardly vary count by a tenth of the
@@ -39,7 +42,9 @@ def draw_in(stats: Tensor) -> tuple[Tensor, list[bool]]:
     middle = place.median(0).values
     width = (middle[1].square() + 0.01 * middle[1].square().mean()).sqrt().clamp(min=1e-12)
     apart = (place - middle) / width
-    factors = _factors(np.array([float(torch.linalg.vector_norm(a)) for a in apart]))
+    lengths = np.array([float(torch.linalg.vector_norm(a)) for a in apart])
+    median = float(np.quantile(lengths, 0.5, method="lower"))
+    factors = np.where(lengths > WILD * max(median, 1e-12), 0.0, _factors(lengths))
     out = stats.clone()
     for k in np.flatnonzero(factors < 1):
         mean, deviation = middle + factors[k] * (place[k] - middle)
