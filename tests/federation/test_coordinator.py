@@ -32,7 +32,7 @@ from fedshift.data.federation import Federation
 from fedshift.defence.ratios import RatioDefence
 from fedshift.defence.robust import Robust
 from fedshift.errors import FedshiftError
-from fedshift.federation import coordinator
+from fedshift.federation import coordinator, record
 from fedshift.federation.checkpoint import save
 from fedshift.federation.coordinator import Coordinator, TooFewAnswers
 from fedshift.federation.grid import InProcess
@@ -529,7 +529,10 @@ def test_a_round_that_was_not_kept_is_told_once(
     assert [h["round"] for h in result["history"]] == [1, 2, 3, 4]
 
 
-def test_two_runs_of_one_record_do_not_meet(tmp_path: Path) -> None:
+def test_two_runs_of_one_record_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "PATIENCE", 0.0)
     made = job()
     sites = make_sites(made, tmp_path / "s")
     second = Coordinator(made, InProcess(sites), tmp_path / "r")

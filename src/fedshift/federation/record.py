@@ -8,14 +8,18 @@ from __future__ import annotations
 import fcntl
 import json
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedshift.core.files import write_text
 from fedshift.errors import FedshiftError
 from fedshift.federation.ledger import Ledger
+
+#: seconds for a server that lost its SuperLink to end, before the next one is refused
+PATIENCE = 20.0
 
 
 class Record:
@@ -52,17 +56,18 @@ class Record:
         Raises
         ------
         FedshiftError
-            If another run is at work in it.
+            If another run is at work in it, and stays.
         """
+        end = time.monotonic() + PATIENCE
         with (self.folder / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FedshiftError(
-                    f"another run is at work in {self.folder}; two at once would mix their rounds "
-                    "and spend the sites' privacy twice; wait for it, or find it with `flwr list` "
-                    "and end it with `flwr stop RUN-ID`, then start this one again"
-                ) from None
+            while not _taken(file):
+                if time.monotonic() > end:
+                    raise FedshiftError(
+                        f"another run is at work in {self.folder}; two at once would mix their "
+                        "rounds and spend the sites' privacy twice; wait for it, or find it with "
+                        "`flwr list` and end it with `flwr stop RUN-ID`, then start this one again"
+                    )
+                time.sleep(0.1)
             yield
 
     def past(self, name: str) -> list[dict[str, Any]]:
@@ -112,3 +117,12 @@ class Record:
         name = f"{secrets.token_hex(4)}-{task}"
         write_text(path, json.dumps({"run": name, "task": task}))
         return name
+
+
+def _taken(file: IO[str]) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
