@@ -85,7 +85,7 @@ def test_the_table_of_rungs_is_the_ladder() -> None:
 
 def test_our_commands_are_understood() -> None:
     lines = command_lines("fedshift")
-    assert {line[2] for line in lines} == {"local", "agree", "site"}
+    assert {line[2] for line in lines} == {"local", "agree", "site", "look"}
     inner = [shlex.split(line) for line in re.findall(r"\$\((fedshift .*?)\)", PAGE)]
     assert ["fedshift", "deploy", "app"] in inner
     for line in lines + inner:

@@ -79,6 +79,14 @@ def add(commands: Commands) -> None:
     )
     site.add_argument("site", type=Path, metavar="SITE.toml")
     site.set_defaults(command=_site)
+    look = parts.add_parser(
+        "look",
+        help="which kind of shift a site has, and which ratios suit it; nothing leaves",
+        description="Compares the training rows that SITE.toml names with its test rows, on this "
+        "machine alone, and says which ratio kind to agree on.",
+    )
+    look.add_argument("site", type=Path, metavar="SITE.toml")
+    look.set_defaults(command=_look)
     app = parts.add_parser("app", help="the folder of the Flower app, for flwr run")
     app.set_defaults(command=_app)
     rungs = parts.add_parser("rungs", help="the privacy ladder: what leaves a site on each rung")
@@ -178,6 +186,13 @@ def _site(given: argparse.Namespace) -> int:
     from fedshift.deploy.serve import main
 
     main(str(given.site))
+    return 0
+
+
+def _look(given: argparse.Namespace) -> int:
+    from fedshift.deploy.look import look
+
+    print(look(given.site))
     return 0
 
 
