@@ -17,7 +17,7 @@ import fedshift as fs
 from fedshift.data import ClientData, GaussianShift
 from fedshift.errors import CheckpointError, InputError, LowCoverage
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.weigh import log_ratios, weigh
+from fedshift.federation.weigh import estimate, log_ratios, weigh
 from fedshift.learn.objective import Objective
 from fedshift.workflow import hold_out, run
 
@@ -120,6 +120,31 @@ class TestWeights:
         again = weigh(swapped, "logistic", objective="fitw", folder=tmp_path)
         assert again is not None
         np.testing.assert_array_equal(again[a.name].values, other[a.name].values)
+
+    def test_ratios_are_borrowed_only_from_runs_that_need_the_same(self, tmp_path: Path) -> None:
+        fed = federation(2)
+        mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+        first = estimate(fed, "logistic", objective="ftw", folder=theirs)
+        kept = (theirs / "log-ratios.safetensors").read_bytes()
+        again = estimate(fed, "logistic", objective="ftw", folder=mine, borrow=[theirs])
+        assert first is not None
+        assert again is not None
+        assert again.seconds == first.seconds  # what it took then
+        assert again.ledger.to_records() == first.ledger.to_records() != []
+        for name, r in first.values.items():
+            np.testing.assert_array_equal(again.values[name], r)
+        alone = estimate(fed, "logistic", objective="ftw", folder=mine)  # its own copy
+        assert alone is not None
+        assert alone.seconds == first.seconds
+        for other in (
+            estimate(fed, "logistic", objective="fitw", borrow=[theirs]),
+            estimate(fed, "logistic", seed=1, borrow=[theirs]),
+            estimate(fed, fs.ratio.Logistic(features="squares"), borrow=[theirs]),
+            estimate(federation(3), "logistic", borrow=[theirs]),
+        ):
+            assert other is not None
+            assert other.seconds != first.seconds
+        assert (theirs / "log-ratios.safetensors").read_bytes() == kept
 
     def test_given_ratios_are_checked(self) -> None:
         fed = federation(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from fedshift.federation.ledger import Ledger
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.federation.reference import Reference
 from fedshift.federation.task import State, Task
-from fedshift.federation.weigh import ESTIMATORS, RatioMethod, weigh
+from fedshift.federation.weigh import ESTIMATORS, RatioMethod, estimate, weighted
 from fedshift.learn.evaluate import Evaluation, evaluate, predict
 from fedshift.learn.models import build
 from fedshift.learn.objective import Objective
@@ -198,6 +198,7 @@ def run(
     settings: Settings,
     *,
     folder: Path | str | None = None,
+    borrow: Iterable[Path] = (),
     watch: Watcher | None = None,
 ) -> Outcome:
     """Train a federation and evaluate it per client.
@@ -207,6 +208,9 @@ def run(
     folder : Path, optional
         Keeps log ratios and checkpoints there; a run that finds its own goes on from them, to
         the same bits on the CPU (with as many threads).
+    borrow : paths
+        Folders of other runs, whose log ratios are taken if they are the ones this run needs; what
+        it took to estimate them counts here too.
     watch : callable, optional
         Is told every phase and check, as a dict.
     """
@@ -222,15 +226,20 @@ def run(
     classes = count_classes(federation, settings)
     _device(settings)  # before anything long begins
     tell({"phase": "ratio", "objective": settings.objective})
-    weights = weigh(
+    before = time.perf_counter()
+    ratios = estimate(
         federation,
         settings.ratio,
         objective=settings.objective,
-        weighting=settings.weighting,
         seed=settings.seed,
         folder=folder,
-        ledger=ledger,
+        borrow=borrow,
     )
+    weights = None
+    if ratios is not None:
+        begin += time.perf_counter() - before - ratios.seconds  # as if estimated now
+        ledger.merge(ratios.ledger)
+        weights = weighted(federation, ratios, settings.objective, settings.weighting)
     kept, held = hold_out(federation, weights, settings)
     task = make_task(kept[0], kept[1], settings, classes=classes)
     labelled = all(c.test_y is not None for c in federation)

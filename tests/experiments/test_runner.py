@@ -34,6 +34,7 @@ from fedshift.experiments.recipe import Recipe, recipes
 from fedshift.experiments.records import Record, collect, read_history
 from fedshift.experiments.study import load_any
 from fedshift.federation.plan import FedAvg, FedSGD
+from fedshift.ratio import MultiSource
 from fedshift.workflow import Outcome, Settings
 from fedshift.workflow import run as run_workflow
 
@@ -77,6 +78,38 @@ def run(recipe: Recipe, out: Path, **options: Any) -> tuple[list[dict[str, Any]]
 
 
 # -- records -------------------------------------------------------------------------------------
+
+
+def test_methods_of_a_seed_share_log_ratios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits: list[int] = []
+    fit = MultiSource.fit
+
+    def counted(self: MultiSource, **laws: Any) -> MultiSource:
+        fits.append(self.seed)
+        return fit(self, **laws)
+
+    monkeypatch.setattr(MultiSource, "fit", counted)
+    text = TEXT.replace('ratio = "exact"', 'ratio = {kind = "multi-source", max_epochs = 2}')
+    text += """
+    [[method]]
+    name = "clipped"
+    ratio = {kind = "multi-source", max_epochs = 2}
+    weighting.clip = 5.0
+    [[method]]
+    name = "longer"
+    ratio = {kind = "multi-source", max_epochs = 3}
+    """
+    recipe = Recipe.parse(text, name="test/small").changed(["plan.iterations=4"])
+    results, _ = run(recipe, tmp_path, seeds=[0, 1])
+    assert fits == [0, 0, 1, 1]  # each seed: once for both of two epochs, once for that of three
+    by_name = {(r["method"], r["seed"]): r for r in results}
+    ratios = [e for e in by_name["clipped", 1]["ledger"] if e["phase"] == "train.ratio"]
+    assert ratios  # borrowed ratios are in the ledger as well
+    assert ratios == [e for e in by_name["FTW", 1]["ledger"] if e["phase"] == "train.ratio"]
+    run(recipe, tmp_path, seeds=[1], methods=["clipped"], fresh=True)
+    assert fits[4:] == [1]  # afresh means not borrowed from runs that were there before
 
 
 def test_a_run_leaves_evidence(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def run(
             else:
                 record.begin(fresh=fresh)
                 try:
-                    found = _run_one(record, shelf, bars)
+                    found = _run_one(record, shelf, bars, borrow=_siblings(record, todo, fresh))
                 except TrainingDiverged as error:
                     failures.append(f"{record.method} seed {record.seed}: {error}")
                     console.print(f"[red]✗[/] {escape(failures[-1])}", highlight=False)
@@ -185,7 +185,16 @@ def _check_devices(todo: Sequence[Record]) -> None:
             check_device(device)
 
 
-def _run_one(record: Record, shelf: _Shelf, bars: _Bars) -> dict[str, Any]:
+def _siblings(record: Record, todo: Sequence[Record], fresh: bool) -> list[Path]:
+    """Where runs of the same seed keep log ratios; when run afresh, only those of this call."""
+    if fresh:
+        return [r.checkpoints for r in todo[: todo.index(record)] if r.seed == record.seed]
+    return sorted(record.folder.parent.parent.glob(f"*/seed-{record.seed}/checkpoints"))
+
+
+def _run_one(
+    record: Record, shelf: _Shelf, bars: _Bars, *, borrow: Sequence[Path]
+) -> dict[str, Any]:
     recipe = record.recipe
     settings = recipe.settings(record.method, record.seed)
     bars.begin(f"{record.method} seed {record.seed}")
@@ -197,7 +206,9 @@ def _run_one(record: Record, shelf: _Shelf, bars: _Bars) -> dict[str, Any]:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FedshiftWarning)
-        outcome = run_workflow(federation, settings, folder=record.checkpoints, watch=watch)
+        outcome = run_workflow(
+            federation, settings, folder=record.checkpoints, borrow=borrow, watch=watch
+        )
     notes: dict[str, None] = {}
     for w in caught:
         if issubclass(w.category, FedshiftWarning):

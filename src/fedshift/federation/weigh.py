@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -46,10 +48,77 @@ ESTIMATORS = {
     "ulsif": "ratio.ulsif.ULSIF",
 }
 METHODS = ("exact", *ESTIMATORS)
+#: of the estimators: raise it when their numbers change, so that no run takes older ones
+VERSION = 1
+#: file of a run's log ratios
+KEPT = "log-ratios.safetensors"
 LABELLED = ("BBSE", "MLLS", "RLLS")
 
 #: "exact", a name of `ESTIMATORS`, an estimator, or log ratios by client
 RatioMethod = str | Any | Mapping[str, npt.ArrayLike]
+
+
+@dataclass(frozen=True, eq=False)
+class Ratios:
+    """Log ratios of a federation, and what it took to get them.
+
+    Attributes
+    ----------
+    values : dict of client to ndarray (n,)
+    ledger : Ledger
+        What had to leave the clients.
+    seconds : float
+        Of the estimation, whenever that was.
+    """
+
+    values: dict[str, Float64Array]
+    ledger: Ledger
+    seconds: float
+
+
+def estimate(
+    federation: Federation,
+    ratio: RatioMethod,
+    *,
+    objective: str | Objective = "ftw",
+    seed: int = 0,
+    folder: Path | None = None,
+    borrow: Iterable[Path] = (),
+) -> Ratios | None:
+    """Log ratios at every client's training rows; None for ERM.
+
+    Parameters
+    ----------
+    ratio, objective, seed
+        See `weigh`.
+    folder : Path, optional
+        Keeps the log ratios, for a run that goes on after it was stopped.
+    borrow : paths
+        Folders of other runs. Log ratios of the same data, estimator, objective and seed are taken
+        from there instead of being estimated again.
+    """
+    objective = Objective.of(objective)
+    goals = objective.goals(federation)
+    if objective.kind == "erm":
+        return None
+    known = isinstance(ratio, Mapping) or (isinstance(ratio, str) and ratio in METHODS)
+    if not known and (isinstance(ratio, str | type) or not hasattr(ratio, "get_params")):
+        raise InputError(
+            f"ratio must be {nearest(ratio, METHODS)}; or an estimator of fedshift.ratio, or log "
+            "ratios by client"
+        )
+    own = None if folder is None else Path(folder) / KEPT
+    places = [*([] if own is None else [own]), *(Path(other) / KEPT for other in borrow)]
+    wanted = _fingerprint(federation, ratio, str(objective), seed) if places else ""
+    there = ((place, _kept(place, wanted)) for place in places)
+    place, found = next((pair for pair in there if pair[1] is not None), (None, None))
+    if found is None:
+        ledger, begin = Ledger(), time.perf_counter()
+        values = log_ratios(federation, ratio, goals, seed=seed, ledger=ledger)
+        found = Ratios(values, ledger, time.perf_counter() - begin)
+    if own is not None and place != own:
+        _keep(own, wanted, found)
+    return found
 
 
 def weigh(
@@ -78,35 +147,27 @@ def weigh(
     ledger : Ledger, optional
         Is told what had to leave the clients.
     """
-    objective = Objective.of(objective)
-    goals = objective.goals(federation)
-    if objective.kind == "erm":
-        return None
-    known = isinstance(ratio, Mapping) or (isinstance(ratio, str) and ratio in METHODS)
-    if not known and (isinstance(ratio, str | type) or not hasattr(ratio, "get_params")):
-        raise InputError(
-            f"ratio must be {nearest(ratio, METHODS)}; or an estimator of fedshift.ratio, or log "
-            "ratios by client"
-        )
-    cache = None if folder is None else Path(folder) / "log-ratios.safetensors"
-    wanted = _fingerprint(federation, ratio, str(objective), seed)
-    found = _cached(cache, wanted)
+    found = estimate(federation, ratio, objective=objective, seed=seed, folder=folder)
     if found is None:
-        spent = Ledger()
-        found = log_ratios(federation, ratio, goals, seed=seed, ledger=spent), spent
-        if cache is not None:
-            tensors = {name: torch.as_tensor(r) for name, r in found[0].items()}
-            notes = {"fingerprint": wanted, "ledger": json.dumps(spent.to_records())}
-            with atomic_path(cache) as temporary:
-                temporary.write_bytes(to_safetensors(tensors, notes))
-    ratios, spent = found
+        return None
     if ledger is not None:
-        ledger.merge(spent)
-    laws = objective.laws(federation)
+        ledger.merge(found.ledger)
+    return weighted(federation, found, objective, weighting)
+
+
+def weighted(
+    federation: Federation,
+    ratios: Ratios,
+    objective: str | Objective,
+    weighting: Weighting | None = None,
+) -> dict[str, Weights]:
+    """Weights from log ratios."""
+    objective = Objective.of(objective)
+    goals, laws = objective.goals(federation), objective.laws(federation)
     weighting = Weighting() if weighting is None else weighting
     return {
         name: weights_of(name, r, weighting, laws if goals[name] == "all" else 1)
-        for name, r in ratios.items()
+        for name, r in ratios.values.items()
     }
 
 
@@ -231,7 +292,7 @@ def _fingerprint(federation: Federation, ratio: RatioMethod, objective: str, see
     else:  # repr of an estimator leaves defaults out and shortens what is long
         options = {name: repr(value) for name, value in sorted(_options(ratio).items())}
         said = f"{type(ratio).__name__} {options}"
-    return json.dumps([objective, said, seed, federation_digest(federation)])
+    return json.dumps([VERSION, objective, said, seed, federation_digest(federation)])
 
 
 def _options(estimator: Any) -> dict[str, Any]:
@@ -246,9 +307,9 @@ def _options(estimator: Any) -> dict[str, Any]:
     return found
 
 
-def _cached(path: Path | None, wanted: str) -> tuple[dict[str, Float64Array], Ledger] | None:
+def _kept(path: Path, wanted: str) -> Ratios | None:
     """Log ratios of an earlier run and what they cost, if they are the ones wanted."""
-    if path is None or not path.exists():
+    if not path.exists():
         return None
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -259,4 +320,16 @@ def _cached(path: Path | None, wanted: str) -> tuple[dict[str, Float64Array], Le
     except SafetensorError:  # damaged: estimate again
         return None
     ledger = Ledger.from_records(json.loads(notes["ledger"]))
-    return {name: t.numpy() for name, t in tensors.items()}, ledger
+    values = {name: t.numpy() for name, t in tensors.items()}
+    return Ratios(values, ledger, float(notes["seconds"]))
+
+
+def _keep(path: Path, fingerprint: str, ratios: Ratios) -> None:
+    tensors = {name: torch.as_tensor(r) for name, r in ratios.values.items()}
+    notes = {
+        "fingerprint": fingerprint,
+        "ledger": json.dumps(ratios.ledger.to_records()),
+        "seconds": repr(ratios.seconds),
+    }
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(to_safetensors(tensors, notes))
