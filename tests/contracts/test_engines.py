@@ -100,7 +100,11 @@ PLANS: dict[str, Any] = {
     "fedsgd-mixup": lambda **k: FedSGD(
         iterations=ROUNDS, mixup=0.7, average=0.9, augment="crop-flip", **k
     ),
+    "fedsgd-logits": lambda **k: FedSGD(iterations=ROUNDS, importance="logits", tail=1.5, **k),
     "fedavg": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, local_momentum=0.5, **k),
+    "fedavg-logits": lambda **k: FedAvg(
+        rounds=ROUNDS, local_steps=2, importance="logits", mixup=0.5, **k
+    ),
     "fedavg-mixup": lambda **k: FedAvg(
         rounds=ROUNDS, local_steps=3, mixup=1.0, average=0.95, importance="sampling", **k
     ),
@@ -172,7 +176,9 @@ def test_a_model_with_parameters_outside_layers(plan: str, norm: str) -> None:
     compare(slow.state, fast.state, 1e-10)
 
 
-@pytest.mark.parametrize("plan", ["fedsgd-adam", "fedavg", "scaffold", "fedsgd-mixup"])
+@pytest.mark.parametrize(
+    "plan", ["fedsgd-adam", "fedavg", "scaffold", "fedsgd-mixup", "fedsgd-logits"]
+)
 @pytest.mark.parametrize("norm", ["averaged", "local", "group"])
 @pytest.mark.parametrize("who", ["all", "random"])
 def test_runs_side_by_side_equal_runs_alone(plan: str, norm: str, who: str) -> None:

@@ -18,7 +18,8 @@ from fedshift.errors import InputError
 from fedshift.federation.fused import Fused
 from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Sign, TopK
 from fedshift.federation.reference import Reference
-from fedshift.federation.task import Batch, State, Task, cross_entropy, follow, squared
+from fedshift.federation.task import Batch, State, Task, follow
+from fedshift.learn.losses import cross_entropy, squared
 from fedshift.learn.models import MLP, Linear
 
 SIZES = (7, 4, 9)

@@ -19,7 +19,8 @@ from scipy.optimize import minimize
 from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError, TrainingDiverged
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.task import State, Task, cross_entropy
+from fedshift.federation.task import State, Task
+from fedshift.learn.losses import cross_entropy
 from fedshift.learn.models import Linear
 from fedshift.learn.norm import norm_layers
 

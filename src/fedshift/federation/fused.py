@@ -150,6 +150,8 @@ class Runs:
         ends = np.cumsum([0, *(len(t.x) for t in self.tasks)])
         offsets = [e - s for e, s in zip(ends[:-1], self.shift, strict=True)]
         self.to_coefficient = torch.as_tensor(offsets, device=self.device).view(-1, 1, 1)
+        moved = [t.offset for t in self.tasks if t.offset is not None]
+        self.offset = torch.stack(moved) if moved else None  # (R, K, C)
         share = np.stack([t.share for t in self.tasks])
         self.share = torch.as_tensor(share, dtype=self.x.dtype, device=self.device)
         of_all = np.stack([t.of_all for t in self.tasks])
@@ -244,7 +246,7 @@ class Runs:
         drawn: dict[tuple[int, int], int] = {}
         for r, task in enumerate(self.tasks):
             twin = drawn.setdefault((id(task.x), task.plan.seed), r)
-            if twin != r and self.plan.importance == "loss":
+            if twin != r and self.plan.importance != "sampling":
                 who[:, r] = who[:, twin]
                 rows[:, r] = rows[:, twin] - self.shift[twin] + self.shift[r]
                 for part in (crop, keep):
@@ -327,7 +329,7 @@ class Runs:
         share = torch.gather(self.share, 1, who) * self.tasks[0].scale
         if self.apart:
             self.copy.copy_(self._expanded(self.t[self.seen]))
-        loss, grad, local_grad = self._differentiate(*drawn.step(0), None if self.apart else share)
+        loss, grad, local_grad = self._differentiate(drawn, 0, None if self.apart else share)
         if self.apart:
             sent = self._compressed(grad, who, ahead).view(self.runs, self.m, -1)
             grad = (share.unsqueeze(2) * sent).sum(1)
@@ -360,7 +362,7 @@ class Runs:
         stats = self._old_stats(who)
         losses = []
         for s in range(plan.local_steps):
-            loss, grad, local_grad = self._differentiate(*drawn.step(s), None)
+            loss, grad, local_grad = self._differentiate(drawn, s, None)
             losses.append(loss)
             with torch.no_grad():
                 if plan.weight_decay:
@@ -407,13 +409,14 @@ class Runs:
     # -- the pieces of a round ---------------------------------------------------------------
 
     def _differentiate(
-        self, rows: Tensor, crop: Tensor | None, keep: Tensor | None, share: Tensor | None
+        self, drawn: Drawn, number: int, share: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Losses (R, m) of a batch (R, m, B), and gradients (copies, P), (R · m, L).
+        """Losses (R, m) of one step's batches (R, m, B), and gradients (copies, P), (R · m, L).
 
         With `share`, the clients' losses are summed with these factors; without, every client's
         copy of the parameters gets the gradient of its own loss.
         """
+        rows, crop, keep = drawn.step(number)
         flat = rows.reshape(-1)
         images = self.x[flat] if crop is None else self._cropped(flat, crop)
         if keep is not None:
@@ -423,7 +426,11 @@ class Runs:
             images = images.contiguous(memory_format=torch.channels_last)
         with self._precision():
             scores = self._forward(images)
-        loss = self._weighted(scores.to(self.x.dtype), rows, keep).sum(2) / rows.shape[2]
+        scores = scores.to(self.x.dtype)
+        if self.offset is not None:
+            moved = self._clients(self.offset, drawn.who)  # (R, m, C)
+            scores = scores + moved.flatten(0, 1).repeat_interleave(rows.shape[2], dim=0)
+        loss = self._weighted(scores, rows, keep).sum(2) / rows.shape[2]
         total = loss.sum() if share is None else (loss * share).sum()
         wanted = [*self.leaves.values(), *self.local_leaves.values()]
         found = torch.autograd.grad(total, wanted, allow_unused=True)
@@ -467,8 +474,12 @@ class Runs:
         return t.unsqueeze(1).expand(-1, self.m, -1).reshape(self.runs * self.m, -1)
 
     def _gathered(self, name: str, who: Tensor) -> Tensor:
+        """Rows of the clients, (R, m, …), of an entry of the state (R, K, …)."""
+        return self._clients(self.t[name], who)
+
+    @staticmethod
+    def _clients(whole: Tensor, who: Tensor) -> Tensor:
         """Rows of the clients, (R, m, …), of a tensor (R, K, …)."""
-        whole = self.t[name]
         index = who.view(*who.shape, *[1] * (whole.ndim - 2)).expand(-1, -1, *whole.shape[2:])
         return torch.gather(whole, 1, index)
 

@@ -14,7 +14,7 @@ from fedshift.errors import InputError
 from fedshift.learn.norm import POLICIES, NormPolicy
 
 ServerRule = Literal["sgd", "adam", "adamw", "yogi"]
-Importance = Literal["loss", "sampling"]
+Importance = Literal["loss", "sampling", "logits"]
 Augment = Literal["none", "crop-flip"]
 Normalise = Literal["none", "self"]
 
@@ -144,14 +144,20 @@ class Plan(ABC):
         The objective is Σ_k λ_k F_k; 1 for clients not named.
     norm : {"averaged", "local", "synchronous", "group"}
         What happens to BatchNorm layers (`fedshift.learn.norm`).
-    importance : {"loss", "sampling"}
-        Multiply losses by the weights, or draw rows with probability ∝ weight.
+    importance : {"loss", "sampling", "logits"}
+        Multiply losses by the weights; draw rows with probability ∝ weight; or take each class's
+        mean log weight at a client from the scores its rows are trained with (logit adjustment:
+        for label shift, where weights belong to classes; what differs within a class stays in the
+        loss). The last two go on acting in a network that fits every row.
     augment : {"none", "crop-flip"}
         Random crop after padding by an eighth of the width, and a horizontal flip.
     mixup : float
         Blend every row of a batch with another of the same client, and their losses likewise;
         shares are drawn from Beta(mixup, mixup). 0: off. Weights go on acting in a network that
         would otherwise learn its few heavy rows by heart.
+    tail : float
+        Exponent of a polynomial tail of the cross entropy (`fedshift.learn.losses.polynomial`),
+        for example 1, with which weights go on acting in a network that fits every row. 0: off.
     average : float
         Decay a round of an exponential mean of the server's parameters, for example 0.999, which
         is then the model; shorter at the start. 0: off, the last parameters are the model.
@@ -174,6 +180,7 @@ class Plan(ABC):
     importance: Importance = "loss"
     augment: Augment = "none"
     mixup: float = 0.0
+    tail: float = 0.0
     average: float = 0.0
     compression: Compression | None = None
     broadcast: TopK | Sign | None = None
@@ -182,10 +189,11 @@ class Plan(ABC):
     def __post_init__(self) -> None:
         whole(self, "batch_size")
         _not_negative(self, "mixup")
+        _not_negative(self, "tail")
         _not_negative(self, "average", below=1)
         whole(self, "seed", least=0)
         one_of(self, "norm", POLICIES)
-        one_of(self, "importance", ("loss", "sampling"))
+        one_of(self, "importance", ("loss", "sampling", "logits"))
         one_of(self, "augment", ("none", "crop-flip"))
         if isinstance(self.participation, list):
             object.__setattr__(self, "participation", tuple(self.participation))

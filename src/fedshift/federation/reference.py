@@ -103,10 +103,12 @@ def _joined(batches: list[Batch], factors: Iterable[float]) -> Batch:
     pairs = list(zip(batches, factors, strict=True))
     ys = [b.other_y for b in batches if b.other_y is not None]
     cs = [b.other_coefficient * f for b, f in pairs if b.other_coefficient is not None]
+    moved = [b.offset for b in batches if b.offset is not None]
     return Batch(
         torch.cat([b.x for b in batches]),
         torch.cat([b.y for b in batches]),
         torch.cat([b.coefficient * f for b, f in pairs]),
         torch.cat(ys) if ys else None,
         torch.cat(cs) if cs else None,
+        torch.cat(moved) if moved else None,
     )

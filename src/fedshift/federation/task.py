@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
@@ -24,24 +24,13 @@ from fedshift.federation.layout import Layout
 from fedshift.federation.optimise import memory
 from fedshift.federation.plan import FedAvg, Plan
 from fedshift.learn.augment import blend, crops, shares, take_cropped
+from fedshift.learn.losses import LOSSES, Loss, cross_entropy, polynomial
 from fedshift.learn.norm import convert, norm_layers, pooled, restore
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
-    """Loss of every row, (n,)."""
-    return F.cross_entropy(scores, y, reduction="none")
-
-
-def squared(scores: Tensor, y: Tensor) -> Tensor:
-    """Half the squared error of every row, (n,)."""
-    return (scores.reshape(len(y)) - y).square() / 2
-
 
 #: entries of a state that make the model
 AVERAGED = ("params", "stats", "local")
-LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "squared": squared}
+#: how far logits are moved at most: ratios beyond e^LIMIT go on as weights
+LIMIT = 7.0
 
 
 @dataclass
@@ -77,6 +66,8 @@ class Batch:
     x, y, coefficient : Tensor (n, …), (n,), (n,)
     other_y, other_coefficient : Tensor (n,), optional
         Of the rows these were blended with; coefficients then hold the shares too.
+    offset : Tensor (n, C), optional
+        Added to the scores.
     """
 
     x: Tensor
@@ -84,9 +75,12 @@ class Batch:
     coefficient: Tensor
     other_y: Tensor | None = None
     other_coefficient: Tensor | None = None
+    offset: Tensor | None = None
 
     def weighted(self, loss: Loss, scores: Tensor) -> Tensor:
         """Loss times coefficient of every row, (n,)."""
+        if self.offset is not None:
+            scores = scores + self.offset
         out = self.coefficient * loss(scores, self.y)
         if self.other_y is None or self.other_coefficient is None:
             return out
@@ -149,6 +143,13 @@ class Task:
             if loss not in LOSSES:
                 raise InputError(f"loss must be {nearest(loss, LOSSES)}")
             loss = LOSSES[loss]
+        if plan.tail:
+            if loss is not cross_entropy:
+                raise InputError(
+                    f"tail={plan.tail} bends the cross entropy of classes; the loss here is another"
+                    "; set tail=0 in the plan"
+                )
+            loss = polynomial(plan.tail)
         sizes = [len(c.x) for c in federation]
         # joined before torch sees them: it warns of arrays that must not be written to
         x = torch.as_tensor(np.concatenate([c.x for c in federation]), dtype=dtype)
@@ -169,6 +170,11 @@ class Task:
             raise InputError("model must have parameters to train; got none that need a gradient")
         if not self.share.any():
             raise InputError("client_weights must leave some client a part; got 0 for every one")
+        if self.plan.importance == "logits" and self.y.is_floating_point():
+            raise InputError(
+                "importance='logits' moves the scores of classes; labels here are numbers; take "
+                "importance='loss' or 'sampling'"
+            )
         for name in (*(self.plan.client_weights or {}), *self._fixed):
             if name not in self.names:
                 raise InputError(f"the plan names a client; it must be {nearest(name, self.names)}")
@@ -315,10 +321,41 @@ class Task:
     def coefficient(self) -> Tensor:
         """What multiplies the loss of every row in F_k / N_k, (N,)."""
         divisor = np.where(self.normaliser > 0, self.normaliser, 1.0)
-        each = self.mean_weight if self.plan.importance == "sampling" else np.ones(len(self.names))
+        kind = self.plan.importance
+        each = np.ones(len(self.names)) if kind == "loss" else self.mean_weight
         factor = torch.as_tensor(np.repeat(each / divisor, np.diff(self.start)))
         factor = factor.to(self.weight)
-        return factor if self.plan.importance == "sampling" else factor * self.weight
+        if kind == "sampling":
+            return factor
+        return factor * (self.weight if kind == "loss" else self._beside_logits)
+
+    @cached_property
+    def offset(self) -> Tensor | None:
+        r"""What is added to the scores of each client's rows, (K, C), if weights act on logits.
+
+        .. math:: −\log \bar w_k(y), \qquad \bar w_k(y) = mean weight of k's rows of class y
+
+        With w = q(y) / p_k(y) the scores then learn log p(x | y) q(y), whatever p_k is: every
+        client's softmax is its own p_k(y | x) (Menon et al.: Long-tail learning via logit
+        adjustment, 2021). A class of which a client has no row counts as the one it weighs most.
+        """
+        if self.plan.importance != "logits":
+            return None
+        return -torch.as_tensor(np.stack([t for t, _ in self._by_class])).to(self.weight)
+
+    @cached_property
+    def _beside_logits(self) -> Tensor:
+        """What is left of the weights when logits have their part, mean 1 at each client, (N,)."""
+        return torch.as_tensor(np.concatenate([rest for _, rest in self._by_class])).to(self.weight)
+
+    @cached_property
+    def _by_class(self) -> list[tuple[Float64Array, Float64Array]]:
+        """For each client log mean weights by class (C,), and what rows have beside them (n_k,)."""
+        with torch.inference_mode():
+            classes = copy.deepcopy(self.model).eval()(self.x[:1]).shape[-1]
+        w, y = self.weight.double().cpu().numpy(), self.y.cpu().numpy()
+        pairs = itertools.pairwise(self.start)
+        return [split_weights(w[a:b], y[a:b], classes) for a, b in pairs]
 
     def take(self, rows: Tensor, crop: Tensor | None) -> Tensor:
         """Inputs of rows, cropped if the plan says so."""
@@ -330,8 +367,14 @@ class Task:
         crop = None
         if self.plan.augment == "crop-flip":
             crop = torch.as_tensor(self.batch_crops(client, number), device=self.x.device)
+        moved = None if self.offset is None else self.offset[client].expand(rows.shape[1], -1)
         whole = [
-            Batch(self.take(r, None if crop is None else crop[s]), self.y[r], self.coefficient[r])
+            Batch(
+                self.take(r, None if crop is None else crop[s]),
+                self.y[r],
+                self.coefficient[r],
+                offset=moved,
+            )
             for s, r in enumerate(rows)
         ]
         if not self.plan.mixup:
@@ -432,6 +475,26 @@ def mean_by_client(weight: Tensor, start: npt.NDArray[np.int64]) -> Float64Array
     return np.asarray(np.add.reduceat(w, start[:-1]) / np.diff(start))
 
 
+def split_weights(
+    weight: Float64Array, y: npt.NDArray[np.int64], classes: int
+) -> tuple[Float64Array, Float64Array]:
+    """A client's weights as log means by class (classes,), and rows' own parts (n,) of mean 1.
+
+    Means lie within e^±LIMIT of each other's middle; what goes beyond stays with the rows.
+    """
+    count = np.bincount(y, minlength=classes)
+    mean = np.bincount(y, weight, minlength=classes) / np.maximum(count, 1)
+    if not weight.any():
+        return np.zeros(classes), np.zeros(len(y))
+    with np.errstate(divide="ignore"):
+        log = np.log(mean)
+    middle = np.log(weight.mean())
+    log = np.clip(log, middle - LIMIT, middle + LIMIT)
+    log[count == 0] = log[count > 0].max()
+    rest = weight / np.exp(log[y])
+    return log, np.asarray(rest / rest.mean())
+
+
 def _blended(batch: Batch, keep: float) -> Batch:
     share = torch.full((1,), keep, dtype=batch.x.dtype, device=batch.x.device)
     return Batch(
@@ -440,6 +503,7 @@ def _blended(batch: Batch, keep: float) -> Batch:
         share * batch.coefficient,
         batch.y.flip(0),
         (1 - share) * batch.coefficient.flip(0),
+        batch.offset,
     )
 
 
