@@ -155,6 +155,7 @@ PLANS: dict[str, Any] = {
         iterations=ROUNDS, optimizer="sgd", lr=0.02, momentum=0.5, broadcast=TopK(0.2), **k
     ),
     "fedsgd-sampling": lambda **k: FedSGD(iterations=ROUNDS, importance="sampling", **k),
+    "fedsgd-logits": lambda **k: FedSGD(iterations=ROUNDS, importance="logits", tail=2.0, **k),
     "fedavg": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, local_momentum=0.5, **k),
     "fedavg-adam": lambda **k: FedAvg(
         rounds=ROUNDS, local_steps=2, normalise="none", server=Optimizer("adam", 1e-2), **k

@@ -67,6 +67,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"mixup": -0.1}, "mixup must be a number ≥ 0; got -0.1"),
     ({"mixup": math.inf}, "mixup must be a number ≥ 0; got inf"),
     ({"mixup": "0.2"}, "mixup must be a number ≥ 0; got '0.2'"),
+    ({"tail": -1.0}, "tail must be a number ≥ 0; got -1.0"),
     ({"mixup": True}, "mixup must be a number ≥ 0; got True"),
     ({"average": 1.0}, r"average must be a number in \[0, 1\); got 1.0"),
     ({"average": -0.5}, r"average must be a number in \[0, 1\); got -0.5"),

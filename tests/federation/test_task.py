@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,8 +20,8 @@ from fedshift.errors import InputError
 from fedshift.federation.fused import Fused
 from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Sign, TopK
 from fedshift.federation.reference import Reference
-from fedshift.federation.task import Batch, State, Task, follow
-from fedshift.learn.losses import cross_entropy, squared
+from fedshift.federation.task import LIMIT, Batch, State, Task, follow, split_weights
+from fedshift.learn.losses import cross_entropy, polynomial, squared
 from fedshift.learn.models import MLP, Linear
 
 SIZES = (7, 4, 9)
@@ -308,6 +310,92 @@ def test_mixup_changes_what_is_learnt() -> None:
         ends.append(run.state.tensors["params"])
     torch.testing.assert_close(ends[0], ends[1])  # nearly all of a row is its own
     assert (ends[0] - ends[2]).abs().max() > 1e-4
+
+
+# -- weights on logits ---------------------------------------------------------------------------
+
+
+def test_weights_are_split_by_class_by_hand() -> None:
+    weight, y = np.array([1.0, 3.0, 8.0, 8.0]), np.array([0, 0, 2, 2])
+    log, rest = split_weights(weight, y, 4)
+    np.testing.assert_allclose(np.exp(log), [2, 8, 8, 8])  # no row of 1 and 3: as the heaviest
+    np.testing.assert_allclose(rest, [0.5, 1.5, 1, 1])
+    np.testing.assert_array_equal(split_weights(np.zeros(2), np.array([0, 1]), 2)[1], [0, 0])
+
+
+def test_a_class_of_weight_zero_counts_nothing_and_moves_logits_within_limits() -> None:
+    log, rest = split_weights(np.array([0.0, 1.0, 1.0]), np.array([0, 1, 1]), 2)
+    np.testing.assert_allclose(log - np.log(2 / 3), [-LIMIT, np.log(1.5)])
+    np.testing.assert_allclose(rest, [0, 1.5, 1.5])
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1e6)), min_size=1, max_size=20).filter(
+        lambda rows: sum(w for _, w in rows) > 0
+    )
+)
+def test_both_parts_together_are_the_weights(rows: list[tuple[int, float]]) -> None:
+    y, weight = np.array([c for c, _ in rows]), np.array([w for _, w in rows])
+    log, rest = split_weights(weight, y, 4)
+    assert rest.mean() == pytest.approx(1)
+    product = np.exp(log[y]) * rest
+    np.testing.assert_allclose(product / product.sum(), weight / weight.sum(), atol=1e-12)
+
+
+def test_equal_weights_leave_logits_alone() -> None:
+    plans = [FedSGD(batch_size=4, importance=kind) for kind in ("loss", "logits")]
+    ends = []
+    for plan in plans:
+        run = Reference(task(plan, dtype=torch.float64))
+        run.advance(5)
+        ends.append(run.state.tensors["params"])
+    torch.testing.assert_close(ends[0], ends[1])
+    t = task(plans[1])
+    assert t.offset is not None
+    assert t.offset.shape == (3, 2)
+    assert not t.offset.any()
+
+
+def test_under_label_shift_scores_learn_the_target_whatever_clients_have() -> None:
+    """p(x | y) on three values, three label laws: the minimiser is q(y | x), at every client."""
+    given = np.array([[0.5, 0.3, 0.2], [0.1, 0.3, 0.6]])  # p(x | y)
+    q = np.array([0.8, 0.2])
+    clients, weights = [], {}
+    for k, share in enumerate((0.1, 0.5, 0.9)):
+        law = np.array([share, 1 - share])
+        counts = np.rint(1000 * law[:, None] * given).astype(int)  # whole numbers, exactly
+        y, x = (np.repeat(part.ravel(), counts.ravel()) for part in np.indices(counts.shape))
+        clients.append(ClientData(f"c{k}", np.eye(3)[x], y, np.eye(3)))
+        weights[f"c{k}"] = 3 * (q / law)[y]
+    plan = FedSGD(importance="logits")
+    model = Linear((3,), 2)
+    t = Task.of(Federation(tuple(clients)), model, plan, weights=weights, dtype=torch.float64)
+    assert t.offset is not None
+    scores = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([scores], max_iter=200, tolerance_grad=1e-12)
+    owner = torch.as_tensor(np.repeat(np.arange(3), np.diff(t.start)))
+
+    def risk() -> Tensor:
+        optimizer.zero_grad()
+        moved = scores[t.x.argmax(1)] + t.offset[owner]  # type: ignore[index]
+        loss = (t.coefficient * cross_entropy(moved, t.y)).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(risk)
+    joint = given * q[:, None]
+    expected = torch.as_tensor((joint / joint.sum(0)).T.copy())
+    torch.testing.assert_close(torch.softmax(scores.detach(), 1), expected, rtol=1e-5, atol=1e-6)
+    assert t.coefficient.tolist() == pytest.approx([3.0] * len(t.x))  # the clients' parts
+
+
+def test_remedies_for_classes_need_classes() -> None:
+    fed, model = federation(real=True), Linear((3,), 1)
+    with pytest.raises(InputError, match=r"importance='logits' moves the scores of classes; .*"):
+        Task.of(fed, model, FedSGD(importance="logits"), loss="squared")
+    with pytest.raises(InputError, match=r"tail=1.0 bends the cross entropy of classes; .*"):
+        Task.of(fed, model, FedSGD(tail=1.0), loss="squared")
+    assert task(FedSGD(tail=2.0)).loss is polynomial(2.0)
 
 
 # -- the mean of the server's parameters ---------------------------------------------------------
