@@ -294,7 +294,8 @@ class TestTraining:
         seen, blind = (run(fed, settings(watch_test=w, check_every=20)) for w in (True, False))
         assert seen.evaluation is not None
         assert seen.history[-1]["test_accuracy"] == pytest.approx(seen.evaluation.mean)
-        assert "test_accuracy" not in blind.history[-1]
+        assert seen.history[-1]["test_clients"] == seen.evaluation.values.tolist()
+        assert not {"test_accuracy", "test_clients"} & blind.history[-1].keys()
         for name, t in seen.state.tensors.items():
             assert torch.equal(t, blind.state.tensors[name])
         no_labels = fs.Federation(tuple(replace(c, test_y=None) for c in fed))

@@ -63,8 +63,8 @@ class Settings:
         Rounds between checks of validation, checkpoints and lines of the record; default a
         twentieth of the plan.
     watch_test : bool
-        Write the mean test figure into every line of the history ("test_accuracy" or "test_mse").
-        Nothing is chosen by it.
+        Write the mean test figure into every line of the history ("test_accuracy" or "test_mse"),
+        and those of the clients ("test_clients", in their order). Nothing is chosen by it.
     engine : {"fused", "reference"}
     device : str, optional
         Default: a GPU if there is one.
@@ -429,7 +429,7 @@ def _train(
                 tries += 1
         if test is not None:
             seen = test(state)
-            line[f"test_{seen.figure}"] = seen.mean
+            line |= {f"test_{seen.figure}": seen.mean, "test_clients": seen.values.tolist()}
         history.append(line)
         tell({"phase": "check", "rounds": total, **line})
         if folder is not None:

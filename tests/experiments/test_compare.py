@@ -103,6 +103,54 @@ def one(out: Path, **options: Any) -> Comparison:
 # -- known truth ---------------------------------------------------------------------------------
 
 
+def test_cells_of_a_published_best_iterate_are_of_ours(tmp_path: Path) -> None:
+    told = """
+    [published.FTW]
+    mean = 0.6
+    worst = 0.4
+    best = 0.8
+    iterate = "best"
+    clients = { c0 = [0.4, 0], c2 = [0.9, 0] }
+    """
+    folder = made(tmp_path, mine(TEXT + told), "FTW", 0, (0.3, 0.5, 0.7))
+    lines = [
+        {"round": 10, "seconds": 0.1, "test_accuracy": 0.6, "test_clients": [0.4, 0.6, 0.8]},
+        {"round": 20, "seconds": 0.1, "test_accuracy": 0.5, "test_clients": [0.3, 0.5, 0.7]},
+    ]
+    write_history(folder, lines)
+    row = one(tmp_path, published=True)["FTW"]
+    assert row.verdicts == {
+        "mean": "below by .100",
+        "best iterate": "reached",
+        "worst": "reached",
+        "best": "reached",
+        "c0": "reached",
+        "c2": "below by .100",
+    }
+    assert (row.worst, row.best) == (0.3, 0.7)  # the result stays the last iterate
+    for line in lines:
+        del line["test_clients"]  # older runs did not record them
+    write_history(folder, lines)
+    found = one(tmp_path, published=True)["FTW"].verdicts
+    assert [found[c] for c in ("worst", "best", "c0")] == ["below by .100"] * 3
+
+
+def test_runs_of_another_machine_are_named(tmp_path: Path) -> None:
+    three_seeds(tmp_path)
+    for method, seed, device in (
+        ("FTW", 0, "X"),
+        ("FTW", 1, "X"),
+        ("FTW", 2, "X"),
+        ("ERM", 1, "Y"),
+    ):
+        path = tmp_path / "my/own" / method / f"seed-{seed}" / "environment.json"
+        write_json(path, {"device": device, "fedshift": "1"})
+    for seed in (0, 2):
+        (tmp_path / f"my/own/ERM/seed-{seed}/environment.json").unlink()
+    remarks = one(tmp_path).remarks
+    assert remarks[-2:] == ("run on X (fedshift 1) unless said", "ERM: run on Y (fedshift 1)")
+
+
 def test_mean_and_interval_by_hand(tmp_path: Path) -> None:
     three_seeds(tmp_path)
     row = one(tmp_path)["FTW"]

@@ -99,6 +99,14 @@ class Run:
         lines = self.history
         return {x["round"]: x["test_accuracy"] for x in lines if x.get("test_accuracy") is not None}
 
+    @cached_property
+    def best_values(self) -> dict[str, float] | None:
+        """As `values`, of the check with the highest mean; None where clients were not recorded."""
+        at = max(self.curve, key=self.curve.__getitem__, default=None)
+        line: Mapping[str, Any] = next((x for x in self.history if x["round"] == at), {})
+        found = line.get("test_clients")
+        return None if found is None else dict(zip(self.values, found, strict=True))
+
     def to_record(self) -> dict[str, Any]:
         """One line of an archive."""
         result = {**self.result, "ledger": _summed(self.result["ledger"])}

@@ -51,14 +51,17 @@ class Row:
     @property
     def worst(self) -> float:
         """Of the worst client of each run, the mean over seeds."""
-        worst = min if self.figure == "accuracy" else max
-        return float(np.mean([worst(r.values.values()) for r in self.runs]))
+        return self._ends([r.values for r in self.runs])[0]
 
     @property
     def best(self) -> float:
         """Of the best client of each run, the mean over seeds."""
-        best = max if self.figure == "accuracy" else min
-        return float(np.mean([best(r.values.values()) for r in self.runs]))
+        return self._ends([r.values for r in self.runs])[1]
+
+    def _ends(self, values: Sequence[Mapping[str, float]]) -> tuple[float, float]:
+        """Worst and best client, means over seeds."""
+        low, high = (float(np.mean([end(v.values()) for v in values])) for end in (min, max))
+        return (low, high) if self.figure == "accuracy" else (high, low)
 
     @property
     def seconds(self) -> float:
@@ -74,19 +77,29 @@ class Row:
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """By published cell: "mean", and "worst", "best" and clients where they are published."""
+        """By published cell: "mean", and "worst", "best" and clients where they are published.
+
+        These last are of the best iterate if that is what is published and all runs recorded it.
+        """
         told = self.published
         if told is None:
             return {}
         cells = {"mean": (self.ours[0], told.mean, told.sd or 0.0)}
         if told.iterate == "best" and self.best_iterate is not None:
             cells["best iterate"] = (self.best_iterate[0], told.mean, told.sd or 0.0)
+        values = [r.values for r in self.runs]
+        bests = [b for r in self.runs if (b := r.best_values) is not None]
+        if told.iterate == "best" and len(bests) == len(values):
+            values = bests
+        worst, best = self._ends(values)
         if told.worst is not None:
-            cells["worst"] = (self.worst, told.worst, 0.0)
+            cells["worst"] = (worst, told.worst, 0.0)
         if told.best is not None:
-            cells["best"] = (self.best, told.best, 0.0)
-        means = {client: mean for client, (mean, _, _) in self.dots.items()}
-        cells |= {c: (means[c], *cell) for c, cell in told.clients.items() if c in means}
+            cells["best"] = (best, told.best, 0.0)
+        for client, cell in told.clients.items():
+            own = [v[client] for v in values if client in v]
+            if own:
+                cells[client] = (float(np.mean(own)), *cell)
         half = _half_digit(told.numbers)
         return {name: verdict(*c, figure=self.figure, half=half) for name, c in cells.items()}
 
@@ -486,14 +499,19 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _machines(runs: Sequence[Run]) -> list[str]:
-    found: dict[str, None] = {}
+    """Where runs were made; which methods, of machines other than that of most runs."""
+    found: dict[str, list[str]] = {}
     for run in runs:
         told = run.environment
         if told:
             device = told.get("device")
             name = told.get("cpu") if device == "cpu" else device
-            found[f"{name} (fedshift {told.get('fedshift')})"] = None
-    return [f"run on {', '.join(found)}"] if found else []
+            machine = f"{name} (fedshift {told.get('fedshift')})"
+            found.setdefault(machine, []).append(run.method)
+    most = max(found, key=lambda machine: len(found[machine]), default="")
+    others = {m: methods for m, methods in found.items() if m != most}
+    said = [f"{', '.join(dict.fromkeys(methods))}: run on {m}" for m, methods in others.items()]
+    return [f"run on {most}{' unless said' if others else ''}", *said] if found else []
 
 
 # -- words -------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ class Record:
                 ) from error
             if self._board is not None:
                 for name, value in line.items():
-                    if name != "round" and value is not None:
+                    if name != "round" and isinstance(value, int | float):
                         self._board.add_scalar(name, value, line["round"])
 
     def finish(
