@@ -15,13 +15,13 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
+from fedshift.federation.ahead import Drawn, ahead_of
 from fedshift.federation.client import momentum
 from fedshift.federation.compress import compress, show
 from fedshift.federation.engine import Engine, Log
@@ -37,54 +37,6 @@ from fedshift.learn.norm import mixed, norm_layers, pooled
 AHEAD = 200_000
 #: entries of a state that are flat parameters, laid out for the device
 FLAT = ("params", "shown", "m", "v", "c", "ck", "error", "mean_params")
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """Random choices of some rounds (or, without the first axis, of one).
-
-    Attributes
-    ----------
-    who : Tensor (rounds, R, m)
-        Participants.
-    rows : Tensor (rounds, R, m, steps, B)
-    crops : Tensor (rounds, R, m, steps, B, 3), optional
-    keep : Tensor (rounds, R, m, steps), optional
-        Shares of blended rows.
-    """
-
-    who: Tensor
-    rows: Tensor
-    crops: Tensor | None
-    keep: Tensor | None
-
-    @property
-    def parts(self) -> tuple[Tensor | None, ...]:
-        """All of them."""
-        return self.who, self.rows, self.crops, self.keep
-
-    def __getitem__(self, i: int) -> Drawn:
-        """One round's."""
-        return Drawn(self.who[i], self.rows[i], *(t if t is None else t[i] for t in self.parts[2:]))
-
-    def clone(self) -> Drawn:
-        """Tensors of its own."""
-        return Drawn(
-            self.who.clone(),
-            self.rows.clone(),
-            *(t if t is None else t.clone() for t in self.parts[2:]),
-        )
-
-    def copy_(self, other: Drawn) -> None:
-        """Take over the values of another."""
-        for own, new in zip(self.parts, other.parts, strict=True):
-            if own is not None and new is not None:
-                own.copy_(new)
-
-    def step(self, s: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Rows, crops and shares of one step of one round."""
-        crops, keep = (t if t is None else t[:, :, s] for t in self.parts[2:])
-        return self.rows[:, :, s], crops, keep
 
 
 class Runs:
@@ -219,10 +171,10 @@ class Runs:
         """Run some rounds of all runs; losses are not looked at."""
         first, who, losses = self.round, [], []
         size = self.runs * self.m * self.plan.n_steps * self.plan.batch_size
-        ahead = max(1, min(rounds, AHEAD // size)) if rounds else 1
+        block = max(1, min(rounds, AHEAD // size)) if rounds else 1
         while self.round < first + rounds:
-            count = min(ahead, first + rounds - self.round)
-            clients, drawn = self._draw(count)
+            count = min(block, first + rounds - self.round)
+            clients, drawn = ahead_of(self.tasks, self.shift, self.round, count)
             who.append(clients)
             losses.append(self._many(drawn))
             self.round += count
@@ -232,50 +184,6 @@ class Runs:
         values = torch.cat(losses).double().cpu().numpy() if losses else np.zeros(0)
         values = values.reshape(shape)
         return [Log(first, everyone[:, r], values[:, r]) for r in range(self.runs)]
-
-    def _draw(self, count: int) -> tuple[np.ndarray[Any, Any], Drawn]:
-        """Participants (count, R, m) of some rounds, and all choices where they are needed."""
-        steps, size = self.plan.n_steps, self.plan.batch_size
-        who = np.empty((count, self.runs, self.m), dtype=np.int64)
-        rows = np.empty((count, self.runs, self.m, steps, size), dtype=np.int64)
-        crop = None
-        if self.plan.augment == "crop-flip":
-            crop = np.empty((*rows.shape, 3), dtype=np.int8)
-        keep = np.empty(rows.shape[:-1]) if self.plan.mixup else None
-        everybody = not isinstance(self.plan.participation, int)
-        drawn: dict[tuple[int, int], int] = {}
-        for r, task in enumerate(self.tasks):
-            twin = drawn.setdefault((id(task.x), task.plan.seed), r)
-            if twin != r and self.plan.importance != "sampling":
-                who[:, r] = who[:, twin]
-                rows[:, r] = rows[:, twin] - self.shift[twin] + self.shift[r]
-                for part in (crop, keep):
-                    if part is not None:
-                        part[:, r] = part[:, twin]
-                continue
-            who[:, r] = task.participants_of(self.round, count)
-            if everybody:
-                for j, k in enumerate(who[0, r]):
-                    batches = task.rows(int(k)).batches(self.round * steps, count * steps)
-                    rows[:, r, j] = (batches + task.start[k]).reshape(count, steps, size)
-            else:
-                for i in range(count):
-                    for j, k in enumerate(who[i, r]):
-                        rows[i, r, j] = task.batch_rows(int(k), self.round + i)
-            if crop is not None:
-                crop[:, r] = task.round_crops(who[:, r], self.round)
-            if keep is not None:
-                keep[:, r] = task.round_shares(who[:, r], self.round)
-            rows[:, r] += self.shift[r]
-        optional = (None if part is None else self._moved(part) for part in (crop, keep))
-        return who, Drawn(self._moved(who), self._moved(rows), *optional)
-
-    def _moved(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """On the device, without waiting for what it has still to do."""
-        host = torch.as_tensor(array)
-        if self.device.type != "cuda":
-            return host
-        return host.pin_memory().to(self.device, non_blocking=True)
 
     def _many(self, drawn: Drawn) -> Tensor:
         # random rounding is drawn on the host, so compressed rounds cannot be captured
