@@ -288,6 +288,7 @@ train = st.builds(
     model=st.sampled_from(["lenet", Model("mlp", {"hidden": [3, 4], "batch_norm": True})]),
     validation=share,
     patience=st.none() | size,
+    flattenings=st.lists(st.floats(0, 1), max_size=3, unique=True).map(tuple),
     choose=st.sampled_from(["last", "best"]),
     device=st.none() | st.text(),
     precision=st.sampled_from(["float32", "float64", "bfloat16"]),
