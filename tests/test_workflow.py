@@ -617,9 +617,7 @@ class TestFlattenings:
 
     def test_checkpoints_judged_by_other_ratios_are_refused(self, tmp_path: Path) -> None:
         fed = federation()
-        chosen = self.settings(
-            objective="fitw", flattenings=(0.0,)
-        )  # trains with ones, whatever the ratios
+        chosen = self.settings(objective="fitw", flattenings=(0.0,))  # trains with ones
         run(fed, chosen, folder=tmp_path)
         given = {c.name: np.zeros(len(c.x)) for c in fed}
         with pytest.raises(CheckpointError, match="validation weights"):

@@ -185,7 +185,8 @@ class Outcome:
     evaluation : Evaluation or None
         On the test rows, if the federation has their labels.
     stopped : str
-        Why training ended.
+        Why training ended; with `Settings.flattenings` also which exponent was kept, and the
+        validation loss of each.
     seconds : float
     tried : list of dict
         With `Settings.flattenings`, a line for every exponent: flatten, round, validation_loss (of
@@ -426,8 +427,8 @@ def _train_candidates(
         way = replace(settings.weighting, **changes)
         return None if ratios is None else weighted(federation, ratios, settings.objective, way)
 
-    def trained(flatten: float | None, goal: Mapping[str, Weights] | None) -> Outcome:
-        weights = weights_by(**({} if flatten is None else {"flatten": flatten}))
+    def trained(tag: dict[str, float], goal: Mapping[str, Weights] | None = None) -> Outcome:
+        weights = weights_by(**tag)
         kept, held = hold_out(federation, weights, settings, goal)
         task = make_task(*kept, settings, classes=classes)
         test = partial(score, task, federation=federation, settings=settings, weights=weights)
@@ -435,8 +436,8 @@ def _train_candidates(
             task,
             held,
             settings,
-            flatten=flatten,
-            folder=folder if folder is None or flatten is None else folder / f"flatten-{flatten}",
+            tag=tag,
+            folder=folder and folder.joinpath(*(f"{name}-{a}" for name, a in tag.items())),
             tell=tell,
             ledger=ledger,
             test=test if settings.watch_test else None,
@@ -444,12 +445,12 @@ def _train_candidates(
         return Outcome(task, state, weights, history, ledger, None, stopped, 0.0)
 
     if ratios is None or not settings.flattenings:
-        return trained(None, None)
+        return trained({})
     goal = weights_by(flatten=1.0, min_ess=None)
     best: Outcome | None = None
     tried: list[dict[str, Any]] = []
     for flatten in sorted(settings.flattenings, reverse=True):  # of equals the larger is kept
-        out = trained(flatten, goal)
+        out = trained({"flatten": flatten}, goal)
         losses = [line["validation_loss"] for line in out.history]
         told = {
             "flatten": flatten,
@@ -472,7 +473,7 @@ def _train(
     held: Part | None,
     settings: Settings,
     *,
-    flatten: float | None,
+    tag: Mapping[str, float],
     folder: Path | None,
     tell: Watcher,
     ledger: Ledger,
@@ -488,8 +489,7 @@ def _train(
         "model": _digest(repr(task.model), task.model.state_dict().values()),
         "validation": f"{settings.validation} {settings.seed if held else ''}",
     }
-    one_of_many = {} if flatten is None else {"flatten": flatten}
-    if one_of_many and held is not None and held[1] is not None:  # not the weights of training
+    if tag and held is not None and held[1] is not None:  # not the weights of training
         mark["validation weights"] = _digest("", map(torch.as_tensor, held[1].values()))
     found = None if folder is None else load(folder, expect=mark)
     state, notes = found if found else (task.begin(), {"history": [], "best": None, "ledger": []})
@@ -504,7 +504,7 @@ def _train(
     spent = Ledger.from_records(notes["ledger"])
     engine = start_engine(task, state, settings)
     stopped = f"all {total} rounds were run"
-    tell({"phase": "train", "round": state.round, "rounds": total, **one_of_many})
+    tell({"phase": "train", "round": state.round, "rounds": total, **tag})
     done, tries = state.round, int(notes.get("tries", 0))
     while done < total:
         if settings.patience is not None and tries >= settings.patience:
@@ -518,7 +518,7 @@ def _train(
             "round": done,
             "loss": float(log.losses.mean()),
             "seconds": time.perf_counter() - begin,
-            **one_of_many,
+            **tag,
         }
         state = engine.state
         if held is not None:
