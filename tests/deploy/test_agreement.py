@@ -186,3 +186,5 @@ def test_exponents_to_choose_from_are_refused(recipe: Recipe) -> None:
     several = replace(recipe, train=train)
     with pytest.raises(InputError, match=r"one exponent.*got flattenings \[1.0, 0.5\].*leave"):
         Agreement.of(several, clients=2)
+    erm = Agreement.of(several, method="ERM", clients=2)  # has no ratios, so nothing to choose
+    assert erm.digest == Agreement.of(recipe, method="ERM", clients=2).digest
