@@ -91,6 +91,17 @@ def test_a_folder_makes_a_second_fit_short(tmp_path: Any) -> None:
     assert second.history_ == first.history_
 
 
+def test_flattenings_are_chosen_from() -> None:
+    fed = labelled()
+    clf = fs.FederatedClassifier(
+        "linear", ratio="exact", plan=PLAN, validation=0.2, flattenings=[0.5, 1.0]
+    ).fit(fed)
+    assert [t["flatten"] for t in clf.outcome_.tried] == [1.0, 0.5]
+    chosen = min(clf.outcome_.tried, key=lambda t: t["validation_loss"])["flatten"]
+    assert {w.exponent for w in clf.weights_.values()} == {chosen}
+    assert {line["flatten"] for line in clf.history_} == {chosen}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -98,6 +109,7 @@ def test_a_folder_makes_a_second_fit_short(tmp_path: Any) -> None:
         ({"ratio": "mutli-source"}, "did you mean 'multi-source'"),
         ({"engine": "fuzed"}, "did you mean 'fused'"),
         ({"choose": "best"}, "set validation"),
+        ({"flattenings": [1.0, 0.5]}, "flattenings needs validation rows"),
         ({"model": "linaer"}, "did you mean 'linear'"),
     ],
 )

@@ -45,6 +45,7 @@ class _Federated(BaseEstimator, ABC):
         validation: float = 0.0,
         patience: int | None = None,
         choose: str = "last",
+        flattenings: Sequence[float] = (),
         engine: str = "fused",
         device: str | None = None,
         folder: Path | str | None = None,
@@ -58,6 +59,7 @@ class _Federated(BaseEstimator, ABC):
         self.validation = validation
         self.patience = patience
         self.choose = choose
+        self.flattenings = flattenings
         self.engine = engine
         self.device = device
         self.folder = folder
@@ -74,6 +76,7 @@ class _Federated(BaseEstimator, ABC):
             "validation": self.validation,
             "patience": self.patience,
             "choose": self.choose,
+            "flattenings": self.flattenings,
             "engine": self.engine,
             "device": self.device,
             "seed": self.seed,
@@ -166,6 +169,9 @@ class FederatedClassifier(_Federated):
     plan : FedSGD or FedAvg, optional
     validation, patience, choose
         Early stopping and model choice on importance-weighted validation rows.
+    flattenings : sequence of float
+        Exponents of the ratios to train with, for example (1.0, 0.75, 0.5); the model of lowest
+        importance-weighted validation loss is kept. Needs `validation`.
     engine : {"fused", "reference"}
     device : str, optional
     folder : path, optional

@@ -7,6 +7,8 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +29,7 @@ from fedshift.federation.ledger import Ledger
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.federation.reference import Reference
 from fedshift.federation.task import State, Task
-from fedshift.federation.weigh import ESTIMATORS, RatioMethod, estimate, weighted
+from fedshift.federation.weigh import ESTIMATORS, RatioMethod, Ratios, estimate, weighted
 from fedshift.learn.evaluate import Evaluation, evaluate, predict
 from fedshift.learn.models import build
 from fedshift.learn.objective import Objective
@@ -39,7 +41,7 @@ Watcher = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a federation is trained.
+    r"""How a federation is trained.
 
     Attributes
     ----------
@@ -59,6 +61,18 @@ class Settings:
         Stop after so many checks without a lower validation loss. Needs `validation`.
     choose : {"last", "best"}
         Which state is the result: the last, or the one of lowest validation loss.
+    flattenings : tuple of float
+        Exponents a in [0, 1] to train with, one after the other, for example (1.0, 0.75, 0.5);
+        all use the same log ratios. Kept is the model of lowest validation loss,
+
+        .. math:: â = \arg\min_a \frac{Σ v_i ℓ(θ_a; x_i, y_i)}{Σ v_i}, \qquad
+            θ_a \text{ trained with } w = r^a, \quad v_i = λ_k r_i / n_k
+
+        over held-out rows, whose ratios are never flattened; of equal losses, that of the larger
+        exponent. Limits of `weighting` (clip, winsorise) hold for training and validation, its
+        floor on the effective sample size for training alone. Needs `validation`, and takes the
+        place of ``weighting.flatten``. ERM has no ratios: it is trained once. It fails, as all
+        validation does, where few held-out rows carry most of the weight.
     check_every : int, optional
         Rounds between checks of validation, checkpoints and lines of the record; default a
         twentieth of the plan.
@@ -85,6 +99,7 @@ class Settings:
     validation: float = 0.0
     patience: int | None = None
     choose: Literal["last", "best"] = "last"
+    flattenings: tuple[float, ...] = ()
     check_every: int | None = None
     watch_test: bool = False
     engine: Literal["fused", "reference"] = "fused"
@@ -122,10 +137,34 @@ class Settings:
                 "patience and choose='best' look at validation rows; set validation, for example "
                 "to 0.1"
             )
+        object.__setattr__(self, "flattenings", self._exponents())
         if isinstance(self.ratio, str) and self.ratio not in ("exact", *ESTIMATORS):
             raise InputError(f"ratio must be {nearest(self.ratio, ('exact', *ESTIMATORS))}")
         if self.ratio is None:
             raise InputError("ratio must be given; take 'multi-source', or 'exact' where known")
+
+    def _exponents(self) -> tuple[float, ...]:
+        """`flattenings`, checked."""
+        given = self.flattenings
+        good = isinstance(given, tuple | list) and all(
+            isinstance(a, Real) and not isinstance(a, bool) and 0 <= a <= 1 for a in given
+        )
+        if not good or len(set(given)) < len(given):
+            raise InputError(
+                "flattenings must be exponents in [0, 1], each once, for example "
+                f"(1.0, 0.75, 0.5); got {given!r}"
+            )
+        if given and not self.validation:
+            raise InputError(
+                "flattenings needs validation rows to choose on; got validation 0; set it, for "
+                "example to 0.1"
+            )
+        if given and self.weighting.flatten != 1:
+            raise InputError(
+                "flattenings takes the place of the weighting's flatten, which must be 1; got "
+                f"{self.weighting.flatten}; leave one of them out"
+            )
+        return tuple(map(float, given))
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,13 +178,19 @@ class Outcome:
         The chosen one.
     weights : mapping of client to Weights, or None for ERM
     history : list of dict
-        A line for every check: round, loss, seconds, validation figures.
+        A line for every check: round, loss, seconds, validation figures. With
+        `Settings.flattenings` those of the chosen exponent, which every line names ("flatten").
     ledger : Ledger
+        Of everything that was trained.
     evaluation : Evaluation or None
         On the test rows, if the federation has their labels.
     stopped : str
-        Why training ended.
+        Why training ended; with `Settings.flattenings` also which exponent was kept, and the
+        validation loss of each.
     seconds : float
+    tried : list of dict
+        With `Settings.flattenings`, a line for every exponent: flatten, round, validation_loss (of
+        the state it would have given), seconds.
     """
 
     task: Task
@@ -156,6 +201,7 @@ class Outcome:
     evaluation: Evaluation | None
     stopped: str
     seconds: float
+    tried: list[dict[str, Any]] = field(default_factory=list)
 
     def model(self, client: str | None = None) -> nn.Module:
         """The trained model, in evaluation mode; a client's own where BatchNorm is local."""
@@ -235,32 +281,17 @@ def run(
         folder=folder,
         borrow=borrow,
     )
-    weights = None
     if ratios is not None:
         begin += time.perf_counter() - before - ratios.seconds  # as if estimated now
         ledger.merge(ratios.ledger)
-        weights = weighted(federation, ratios, settings.objective, settings.weighting)
-    kept, held = hold_out(federation, weights, settings)
-    task = make_task(kept[0], kept[1], settings, classes=classes)
     labelled = all(c.test_y is not None for c in federation)
     if settings.watch_test and not labelled:
         raise InputError("watch_test needs test labels of every client; leave it out")
-
-    def scored(state: State) -> Evaluation:
-        return score(task, state, federation, settings, weights)
-
-    state, history, stopped = _train(
-        task,
-        held,
-        settings,
-        folder=folder,
-        tell=tell,
-        ledger=ledger,
-        test=scored if settings.watch_test else None,
+    out = _train_candidates(
+        federation, ratios, settings, classes=classes, folder=folder, tell=tell, ledger=ledger
     )
-    scores = scored(state) if labelled else None
-    spent = time.perf_counter() - begin
-    return Outcome(task, state, weights, history, ledger, scores, stopped, spent)
+    scores = score(out.task, out.state, federation, settings, out.weights) if labelled else None
+    return replace(out, evaluation=scores, seconds=time.perf_counter() - begin)
 
 
 # -- training ----------------------------------------------------------------------------------
@@ -269,12 +300,21 @@ Part = tuple[Federation, dict[str, Float64Array] | None]
 
 
 def hold_out(
-    federation: Federation, weights: Mapping[str, Weights] | None, settings: Settings
+    federation: Federation,
+    weights: Mapping[str, Weights] | None,
+    settings: Settings,
+    goal: Mapping[str, Weights] | None = None,
 ) -> tuple[Part, Part | None]:
-    """Training rows with their weights, and those kept out for validation, class by class."""
-    values = None if weights is None else {n: w.values for n, w in weights.items()}
+    """Training rows with their weights, and those kept out for validation, class by class.
+
+    Rows kept out have the weights of `goal`, if they are others than those of training.
+    """
+    values = [
+        None if side is None else {n: w.values for n, w in side.items()}
+        for side in (weights, goal or weights)
+    ]
     if not settings.validation:
-        return (federation, values), None
+        return (federation, values[0]), None
     sides: list[Part] = []
     chosen = {}
     for c in federation:
@@ -293,7 +333,8 @@ def hold_out(
         clients = tuple(
             replace(c, x=c.x[chosen[c.name][side]], y=c.y[chosen[c.name][side]]) for c in federation
         )
-        part = None if values is None else {n: v[chosen[n][side]] for n, v in values.items()}
+        whole = values[side]
+        part = None if whole is None else {n: v[chosen[n][side]] for n, v in whole.items()}
         sides.append((Federation(clients), part))
     return sides[0], sides[1]
 
@@ -370,11 +411,69 @@ def start_engine(task: Task, state: State, settings: Settings) -> Engine:
     return ENGINES[settings.engine](task, state)
 
 
+def _train_candidates(
+    federation: Federation,
+    ratios: Ratios | None,
+    settings: Settings,
+    *,
+    classes: int,
+    folder: Path | None,
+    tell: Watcher,
+    ledger: Ledger,
+) -> Outcome:
+    """Train once, or once for every exponent; what has the lowest validation loss, not scored."""
+
+    def weights_by(**changes: Any) -> dict[str, Weights] | None:
+        way = replace(settings.weighting, **changes)
+        return None if ratios is None else weighted(federation, ratios, settings.objective, way)
+
+    def trained(tag: dict[str, float], goal: Mapping[str, Weights] | None = None) -> Outcome:
+        weights = weights_by(**tag)
+        kept, held = hold_out(federation, weights, settings, goal)
+        task = make_task(*kept, settings, classes=classes)
+        test = partial(score, task, federation=federation, settings=settings, weights=weights)
+        state, history, stopped = _train(
+            task,
+            held,
+            settings,
+            tag=tag,
+            folder=folder and folder.joinpath(*(f"{name}-{a}" for name, a in tag.items())),
+            tell=tell,
+            ledger=ledger,
+            test=test if settings.watch_test else None,
+        )
+        return Outcome(task, state, weights, history, ledger, None, stopped, 0.0)
+
+    if ratios is None or not settings.flattenings:
+        return trained({})
+    goal = weights_by(flatten=1.0, min_ess=None)
+    best: Outcome | None = None
+    tried: list[dict[str, Any]] = []
+    for flatten in sorted(settings.flattenings, reverse=True):  # of equals the larger is kept
+        out = trained({"flatten": flatten}, goal)
+        losses = [line["validation_loss"] for line in out.history]
+        told = {
+            "flatten": flatten,
+            "round": out.state.round,
+            "validation_loss": min(losses) if settings.choose == "best" else losses[-1],
+            "seconds": sum(line["seconds"] for line in out.history),
+        }
+        if best is None or told["validation_loss"] < min(t["validation_loss"] for t in tried):
+            best = out
+        tried.append(told)
+    assert best is not None
+    said = ", ".join(f"{t['validation_loss']:.6g} with {t['flatten']}" for t in tried)
+    chosen = best.history[0]["flatten"]
+    stopped = f"{best.stopped}; exponent {chosen} had the lowest validation loss ({said})"
+    return replace(best, stopped=stopped, tried=tried)
+
+
 def _train(
     task: Task,
     held: Part | None,
     settings: Settings,
     *,
+    tag: Mapping[str, float],
     folder: Path | None,
     tell: Watcher,
     ledger: Ledger,
@@ -387,9 +486,11 @@ def _train(
         "engine": settings.engine,
         "device": task.x.device.type,
         "precision": settings.precision,
-        "model": _digest(task.model),
+        "model": _digest(repr(task.model), task.model.state_dict().values()),
         "validation": f"{settings.validation} {settings.seed if held else ''}",
     }
+    if tag and held is not None and held[1] is not None:  # not the weights of training
+        mark["validation weights"] = _digest("", map(torch.as_tensor, held[1].values()))
     found = None if folder is None else load(folder, expect=mark)
     state, notes = found if found else (task.begin(), {"history": [], "best": None, "ledger": []})
     best = State(
@@ -403,7 +504,7 @@ def _train(
     spent = Ledger.from_records(notes["ledger"])
     engine = start_engine(task, state, settings)
     stopped = f"all {total} rounds were run"
-    tell({"phase": "train", "round": state.round, "rounds": total})
+    tell({"phase": "train", "round": state.round, "rounds": total, **tag})
     done, tries = state.round, int(notes.get("tries", 0))
     while done < total:
         if settings.patience is not None and tries >= settings.patience:
@@ -417,6 +518,7 @@ def _train(
             "round": done,
             "loss": float(log.losses.mean()),
             "seconds": time.perf_counter() - begin,
+            **tag,
         }
         state = engine.state
         if held is not None:
@@ -443,10 +545,10 @@ def _train(
     return state, history, stopped
 
 
-def _digest(model: nn.Module) -> str:
-    """A hash of what a model is and of the numbers it starts from."""
-    found = hashlib.blake2b(repr(model).encode(), digest_size=16)
-    for t in model.state_dict().values():
+def _digest(said: str, numbers: Iterable[torch.Tensor]) -> str:
+    """A hash of words and numbers: what a model is, and where it starts from."""
+    found = hashlib.blake2b(said.encode(), digest_size=16)
+    for t in numbers:
         found.update(t.detach().cpu().double().numpy().tobytes())
     return found.hexdigest()
 

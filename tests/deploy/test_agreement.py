@@ -179,3 +179,12 @@ def test_short_numbers_are_refused(recipe: Recipe) -> None:
     half = replace(recipe, train=replace(recipe.train, precision="bfloat16"))
     with pytest.raises(InputError, match="float32 or float64"):
         Agreement.of(half, clients=2)
+
+
+def test_exponents_to_choose_from_are_refused(recipe: Recipe) -> None:
+    train = replace(recipe.train, validation=0.1, flattenings=(1.0, 0.5))
+    several = replace(recipe, train=train)
+    with pytest.raises(InputError, match=r"one exponent.*got flattenings \[1.0, 0.5\].*leave"):
+        Agreement.of(several, clients=2)
+    erm = Agreement.of(several, method="ERM", clients=2)  # has no ratios, so nothing to choose
+    assert erm.digest == Agreement.of(recipe, method="ERM", clients=2).digest

@@ -192,6 +192,9 @@ def test_a_wrong_word_is_met_with_the_nearest(old: str, new: str, place: str, ne
         ('ratio = "exact"', "plan = 3", "TOML"),
         ("[weighting]\nclip = 200", "[weighting]\nclip = -1", "[weighting]: clip must be"),
         ("clip = 200\n", "clip = 200\n[train2]\n", "mine.toml: unknown key 'train2'"),
+        ('device = "cpu"', "flattenings = 0.5", "must be a list, each a number; got 0.5"),
+        ('device = "cpu"', 'flattenings = ["half"]', "must be a number; got 'half' (text)"),
+        ('device = "cpu"', "flattenings = [1.0, 0.5]", "[train]: flattenings needs validation"),
     ],
 )
 def test_a_wrong_value_says_name_need_and_got(old: str, new: str, need: str) -> None:
@@ -265,6 +268,17 @@ def test_set_wrong(said: str, error: str) -> None:
         recipe().changed([said])
 
 
+def test_exponents_are_read_for_one_method_and_clash_with_its_weighting() -> None:
+    said = ["method.neural.train.validation=0.1", "method.neural.train.flattenings=[1, 0.5]"]
+    several = recipe().changed(said)
+    assert several.settings("neural", 0).flattenings == (1.0, 0.5)
+    assert several.settings("FedBN", 0).flattenings == ()
+    assert Recipe.parse(several.to_toml()) == several
+    assert "flattenings = [1.0, 0.5]" in several.narrow("neural", 0).to_toml()
+    with pytest.raises(InputError, match=r"\[method.neural\].*must be 1; got 0.5; leave one"):
+        several.changed(["weighting.flatten=0.5"])
+
+
 # -- round trips ---------------------------------------------------------------------------------
 
 share = st.floats(0.01, 0.99)
@@ -323,8 +337,12 @@ every = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(every)
-def test_recipe_to_toml_and_back_is_the_identity(r: Recipe) -> None:
+@given(every, st.lists(st.floats(0, 1), max_size=3, unique=True).map(tuple))
+def test_recipe_to_toml_and_back_is_the_identity(r: Recipe, exponents: tuple[float, ...]) -> None:
+    if exponents:  # which take the place of the weighting's own
+        train = dataclasses.replace(r.train, flattenings=exponents)
+        weighting = dataclasses.replace(r.weighting, flatten=1.0)
+        r = dataclasses.replace(r, train=train, weighting=weighting)
     text = r.to_toml()
     again = Recipe.parse(text)
     assert again == r

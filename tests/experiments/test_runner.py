@@ -202,7 +202,7 @@ def test_tensorboard_is_not_told_what_there_is_not(tmp_path: Path) -> None:
 
     record = Record(tmp_path, small().narrow("ERM", 0))
     record.folder.mkdir(parents=True)
-    record._board = Board()
+    record._boards[None] = Board()
     record.watch({"phase": "check", "round": 4, "loss": 0.5, "validation_accuracy": None})
     assert told == {"loss": (0.5, 4)}
 
@@ -396,6 +396,39 @@ def test_interrupted_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert results[0]["ledger"] == whole[1]["ledger"]
     kept = sorted(p.name for p in folder.rglob(".*"))
     assert kept == [".ipynb_checkpoints", ".notes.settings", ".result.json.12345678"]
+
+
+def test_interrupted_between_exponents_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small("plan.iterations=12", "train.flattenings=[0.5, 1.0]")
+    whole, _ = run(recipe, tmp_path / "whole")
+    assert whole[0]["tried"] == []  # ERM has no ratios
+    assert [t["flatten"] for t in whole[1]["tried"]] == [1.0, 0.5]
+    watch = Record.watch
+
+    def stop(self: Record, event: dict[str, Any]) -> None:
+        watch(self, event)
+        if event.get("flatten") == 0.5 and event["phase"] == "check" and event["round"] == 8:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Record, "watch", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, tmp_path / "cut", methods=["FTW"])
+    folder = tmp_path / "cut/test/small/FTW/seed-0"
+    lines = [(x["flatten"], x["round"]) for x in read_history(folder)]
+    assert lines == [(1.0, 4), (1.0, 8), (1.0, 12), (0.5, 4), (0.5, 8)]
+    before = sum(x["seconds"] for x in read_history(folder)[:4])  # the fifth comes again
+    (result,), _ = run(recipe, tmp_path / "cut", methods=["FTW"])
+    assert same(tmp_path / "cut", tmp_path / "whole")
+    assert result["ledger"] == whole[1]["ledger"]
+    assert result["stopped"] == whole[1]["stopped"]
+    assert result["seconds"] > before
+    assert result["train_seconds"] == sum(t["seconds"] for t in result["tried"]) > before
+    chosen = min(result["tried"], key=lambda t: t["validation_loss"])
+    assert {x["flatten"] for x in read_history(folder)} == {chosen["flatten"]}
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["log-ratios.safetensors"]
 
 
 def same(cut: Path, whole: Path, method: str = "FTW") -> bool:

@@ -216,6 +216,12 @@ def _of_settings(recipe: Recipe) -> dict[str, Any]:
     s = recipe.settings(recipe.methods[0].name, recipe.seeds[0])
     if s.precision == "bfloat16":
         raise InputError("sites compute in float32 or float64; got precision 'bfloat16'")
+    if s.flattenings and s.objective != "erm":
+        raise InputError(
+            "sites train once, with one exponent of the ratios; got flattenings "
+            f"{list(s.flattenings)} to choose from; leave them out, or say the one that a run "
+            "chose as weighting.flatten"
+        )
     names = ("model", "plan", "loss", "objective", "weighting", "seed", "precision")
     return {n: getattr(s, n) for n in names}
 

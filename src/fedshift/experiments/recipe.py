@@ -289,7 +289,7 @@ class Recipe:
         m.ratio.check(place)
         read = {s: _READ[s](_merged(s, own[s], getattr(m, s)), s, place) for s in SECTIONS}
         with at(place):
-            replace(read["train"], objective=m.objective)
+            replace(read["train"], objective=m.objective, weighting=read["weighting"])
         if (self.seeds, self.methods) == ((seed,), (m,)) and not any(
             getattr(m, s) for s in SECTIONS
         ):

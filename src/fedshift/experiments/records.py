@@ -5,7 +5,7 @@ A run is one method and one seed. Its folder, ``runs/<recipe>/<method>/seed-<n>/
 ====================  ==========================================================================
 recipe.toml           everything that was asked for, defaults too: a recipe that runs again
 environment.json      versions, commit, device
-history.jsonl         a line for every check, while it runs
+history.jsonl         a line for every check, while it runs; then those of the result alone
 result.json           per-client figures, ledger, weights; there once the run is finished
 model.safetensors     the trained model, as `load_state_dict` takes it
 checkpoints/          log ratios, and where an unfinished run stands
@@ -17,6 +17,7 @@ Every file is whole or not there, so a run can be killed at any moment and go on
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -66,7 +67,7 @@ class Record:
     recipe: Recipe
 
     def __post_init__(self) -> None:
-        self._board: Any = None
+        self._boards: dict[float | None, Any] = {}
         self._before = 0.0
 
     @property
@@ -136,6 +137,7 @@ class Record:
                 raise OutputError(
                     f"cannot clear {self.folder}: {error.strerror or error}; remove it by hand"
                 ) from error
+        self._before = 0.0
         for torn in self.folder.rglob(".*"):  # what a kill left of files it was writing
             if _TORN.fullmatch(torn.name) and torn.is_file():
                 torn.unlink(missing_ok=True)
@@ -144,11 +146,15 @@ class Record:
 
     def watch(self, event: Mapping[str, Any]) -> None:
         """Keep the history, as `fedshift.workflow.run` tells it."""
+        flatten = event.get("flatten")  # one of several that are tried
         if event["phase"] == "train":  # lines after the checkpoint will come again
-            lines = [x for x in read_history(self.folder) if x["round"] <= event["round"]]
-            self._before = sum(x["seconds"] for x in lines)
-            write_history(self.folder, lines)
-            self._board = _tensorboard(self.folder / "tensorboard", event["round"])
+            there = read_history(self.folder)
+            own = [x for x in there if x.get("flatten") == flatten]
+            own = [x for x in own if x["round"] <= event["round"]]
+            self._before += sum(x["seconds"] for x in own)
+            write_history(self.folder, [*(x for x in there if x.get("flatten") != flatten), *own])
+            folder = self.folder / "tensorboard" / ("" if flatten is None else f"flatten-{flatten}")
+            self._boards[flatten] = _tensorboard(folder, event["round"])
         elif event["phase"] == "check":
             line = {k: v for k, v in event.items() if k not in ("phase", "rounds")}
             path = self.folder / "history.jsonl"
@@ -160,10 +166,11 @@ class Record:
                     f"cannot write {path}: {error.strerror or error}; free some room or choose "
                     "another folder; the last checkpoint is kept"
                 ) from error
-            if self._board is not None:
+            board = self._boards.get(flatten)
+            if board is not None:
                 for name, value in line.items():
-                    if name != "round" and isinstance(value, int | float):
-                        self._board.add_scalar(name, value, line["round"])
+                    if name not in ("round", "flatten") and isinstance(value, int | float):
+                        board.add_scalar(name, value, line["round"])
 
     def finish(
         self,
@@ -194,7 +201,8 @@ class Record:
             "stopped": outcome.stopped,
             "rounds": outcome.state.round,
             "seconds": self._before + outcome.seconds,
-            "train_seconds": sum(line["seconds"] for line in outcome.history),
+            "train_seconds": sum(line["seconds"] for line in outcome.tried or outcome.history),
+            "tried": outcome.tried,
             "figure": None if scores is None else scores.figure,
             "mean": None if scores is None else scores.mean,
             "interval": None if scores is None else list(scores.interval),
@@ -204,13 +212,18 @@ class Record:
             "ledger": outcome.ledger.to_records(),
             "notes": list(notes),
         }
-        if self._board is not None:
-            if scores is not None:
-                self._board.add_scalar(f"test_{scores.figure}", scores.mean, outcome.state.round)
-            self._board.close()
+        kept = outcome.history[-1].get("flatten") if outcome.history else None
+        for flatten, board in self._boards.items():
+            if board is not None:
+                if scores is not None and flatten == kept:
+                    board.add_scalar(f"test_{scores.figure}", scores.mean, outcome.state.round)
+                board.close()
         write_json(self.folder / "result.json", result)
-        for old in self.checkpoints.glob("checkpoint-*.safetensors"):
+        for old in self.checkpoints.rglob("checkpoint-*.safetensors"):
             old.unlink(missing_ok=True)
+        for left in self.checkpoints.glob("flatten-*"):
+            with contextlib.suppress(OSError):  # somebody's own files stay
+                left.rmdir()
         return result
 
 

@@ -275,8 +275,12 @@ class _Bars:
             self.progress.update(self.rounds, description=f"{self.name}: ratios")
         elif event["phase"] == "train":
             self.done = event["round"]
+            which = f", flatten {event['flatten']}" if "flatten" in event else ""
             self.progress.reset(
-                self.rounds, description=self.name, total=event["rounds"], completed=self.done
+                self.rounds,
+                description=f"{self.name}{which}",
+                total=event["rounds"],
+                completed=self.done,
             )
         else:
             rate = (event["round"] - self.done) / max(event["seconds"], 1e-9)
