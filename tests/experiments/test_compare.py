@@ -12,9 +12,10 @@ import pytest
 
 from fedshift.cli import main
 from fedshift.errors import InputError
-from fedshift.experiments.compare import Comparison, compare, find, ordering, verdict
+from fedshift.experiments.compare import Comparison, compare, find
 from fedshift.experiments.recipe import Published, Recipe
 from fedshift.experiments.records import Record, fingerprint, write_history, write_json
+from fedshift.experiments.verdict import ordering, verdict
 
 TEXT = """
 title = "Mine | yours <b>"

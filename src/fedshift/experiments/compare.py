@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,20 @@ from fedshift.experiments.archive import SUFFIX, Run, read
 from fedshift.experiments.recipe import SECTIONS, Published, Recipe, recipes
 from fedshift.experiments.records import read_json
 from fedshift.experiments.runner import mean_interval
+from fedshift.experiments.verdict import (
+    SDS,
+    half_digit,
+    ordering,
+    printed,
+    shower,
+    spread,
+    summary,
+    verdict,
+)
 from fedshift.report.comparison import Sheet
 
 #: the method others are paired with
 BASE = "ERM"
-#: how many published standard deviations below still count as reached
-SDS = 2
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ class Row:
             own = [v[client] for v in values if client in v]
             if own:
                 cells[client] = (float(np.mean(own)), *cell)
-        half = _half_digit(told.numbers)
+        half = half_digit(told.numbers)
         return {name: verdict(*c, figure=self.figure, half=half) for name, c in cells.items()}
 
     @property
@@ -202,22 +208,22 @@ class Comparison:
         )
 
     def _columns(self) -> dict[str, list[str]]:
-        rows, show = self.rows, _shower(self.figure)
+        rows, show = self.rows, shower(self.figure)
         out = {"method": [row.method for row in rows]}
         if self.published:
             told = [row.published for row in rows]
             out["published"] = [
-                "" if p is None else _told(p.mean) + (f" ± {_told(p.sd)}" if p.sd else "")
+                "" if p is None else printed(p.mean) + (f" ± {printed(p.sd)}" if p.sd else "")
                 for p in told
             ]
             for end in ("worst", "best"):
-                ends = ["" if p is None else _told(getattr(p, end)) for p in told]
+                ends = ["" if p is None else printed(getattr(p, end)) for p in told]
                 if any(ends):
                     out[f"published {end}"] = ends
-        out["ours"] = [_spread(row.ours, show) for row in rows]
+        out["ours"] = [spread(row.ours, show) for row in rows]
         if any(row.best_iterate for row in rows):
             bests = [row.best_iterate for row in rows]
-            out["best iterate*"] = ["" if b is None else _spread(b, show) for b in bests]
+            out["best iterate*"] = ["" if b is None else spread(b, show) for b in bests]
         base = next((row.method for row in rows if row.method == BASE), None)
         if base is not None and len(rows) > 1:
             out[f"over {base}"] = [self._over(row.method, base) for row in rows]
@@ -226,14 +232,14 @@ class Comparison:
         out["best"] = [show(row.best) for row in rows]
         out["seconds"] = [f"{row.seconds:.1f}" for row in rows]
         if self.published:
-            out["verdict"] = [_said(row.verdicts) for row in rows]
+            out["verdict"] = [summary(row.verdicts) for row in rows]
         return out
 
     def _over(self, method: str, base: str) -> str:
         gain = None if method == base else self.paired(method, base)
         if gain is None:
             return ""
-        show = _shower(self.figure)
+        show = shower(self.figure)
         sign = "−" if gain[0] < 0 else "+"
         return f"{sign}{show(abs(gain[0]))}" + ("" if gain[1] is None else f" ± {show(gain[1])}")
 
@@ -259,78 +265,6 @@ class Comparison:
                     by_source.setdefault(source, []).append(method)
             notes += [f"published for {', '.join(m)}: {s}" for s, m in by_source.items()]
         return (*notes, *([self.ordering] if self.ordering else []), *self.remarks)
-
-
-# -- verdicts ----------------------------------------------------------------------------------
-
-
-def verdict(
-    ours: float,
-    published: float,
-    sd: float = 0.0,
-    *,
-    figure: str = "accuracy",
-    half: float | None = None,
-) -> str:
-    """Whether a published number is reached: ours ≥ published − 2 sd, to the printed digits.
-
-    A printed .82 stands for all numbers that round to it. `half` is half a unit of its last
-    digit, by default of the number as it is written.
-
-    Examples
-    --------
-    >>> verdict(0.8025, 0.8245, 0.011), verdict(0.748, 0.76), verdict(0.816, 0.82)
-    ('reached', 'below by .012', 'reached')
-    """
-    missing = published - ours if figure == "accuracy" else ours - published
-    half = _half_digit([published]) if half is None else half
-    if missing <= SDS * sd + half + 1e-9:  # rounding must not decide
-        return "reached"
-    word = "below" if figure == "accuracy" else "above"
-    amount = f"{missing:.3f}".removeprefix("0") if missing >= 5e-4 else "less than .001"
-    return f"{word} by {amount}"
-
-
-def _half_digit(numbers: Iterable[float]) -> float:
-    """Half a unit of the last digit of numbers that are printed with as many.
-
-    Floats forget zeros at the end: .80 beside .76 has two digits, and so has .80 alone.
-    """
-    exponents = (Decimal(repr(float(n))).as_tuple().exponent for n in numbers)
-    return 0.5 * 10.0 ** min(-2, *map(int, exponents))
-
-
-def ordering(
-    published: Mapping[str, float], ours: Mapping[str, float], *, figure: str = "accuracy"
-) -> str | None:
-    """Whether methods that differ in print differ the same way here; None if there are not two.
-
-    Examples
-    --------
-    >>> ordering({"FTW": 0.82, "ERM": 0.76, "FITW": 0.76}, {"FTW": 0.83, "ERM": 0.7, "FITW": 0.8})
-    'published ordering FTW > ERM = FITW: holds'
-    """
-    sign = 1 if figure == "accuracy" else -1
-    ranked = sorted(published, key=lambda m: -sign * published[m])
-    if len(ranked) < 2:
-        return None
-    said = ranked[0]
-    for a, b in pairwise(ranked):
-        said += f" {'=' if published[a] == published[b] else '>' if sign > 0 else '<'} {b}"
-    run = [m for m in ranked if m in ours]
-    pairs = [
-        (a, b) for i, a in enumerate(run) for b in run[i + 1 :] if published[a] != published[b]
-    ]
-    wrong = [(a, b) for a, b in pairs if sign * ours[a] <= sign * ours[b]]
-    missing = [m for m in ranked if m not in ours]
-    end = f" (not run: {', '.join(missing)})" if missing else ""
-    if not pairs:
-        return f"published ordering {said}: cannot be told{end}"
-    if not wrong:
-        return f"published ordering {said}: holds{end}"
-    show, side = _shower(figure), "above" if sign > 0 else "below"
-    told = "; ".join(f"{a} {show(ours[a])} is not {side} {b} {show(ours[b])}" for a, b in wrong)
-    return f"published ordering {said}: does not hold, {told}{end}"
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -512,37 +446,3 @@ def _machines(runs: Sequence[Run]) -> list[str]:
     others = {m: methods for m, methods in found.items() if m != most}
     said = [f"{', '.join(dict.fromkeys(methods))}: run on {m}" for m, methods in others.items()]
     return [f"run on {most}{' unless said' if others else ''}", *said] if found else []
-
-
-# -- words -------------------------------------------------------------------------------------
-
-
-def _shower(figure: str) -> Any:
-    return _share if figure == "accuracy" else "{:.3g}".format
-
-
-def _share(value: float) -> str:
-    return f"{value:.4f}".removeprefix("0")
-
-
-def _told(value: float | None) -> str:
-    """A published number with the digits it has."""
-    return "" if value is None else f"{value:.6g}".removeprefix("0")
-
-
-def _spread(value: tuple[float, float | None], show: Any) -> str:
-    mean, half = value
-    return show(mean) if half is None else f"{show(mean)} ± {show(half)}"
-
-
-def _said(verdicts: Mapping[str, str]) -> str:
-    if len(verdicts) < 2:
-        return verdicts.get("mean", "")
-    own = ("mean", "best iterate", "worst", "best")
-    said = [f"{cell} {verdicts[cell]}" for cell in own if cell in verdicts]
-    clients = {c: v for c, v in verdicts.items() if c not in own}
-    if clients:
-        missed = [f"{c} {v}" for c, v in clients.items() if v != "reached"]
-        count = f"{len(clients) - len(missed)} of {len(clients)} clients reached"
-        said.append(count + (f" ({', '.join(missed)})" if missed else ""))
-    return "; ".join(said)
