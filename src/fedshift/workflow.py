@@ -46,7 +46,8 @@ class Settings:
     objective : str
         See `fedshift.learn.objective.Objective`.
     ratio : str, estimator or mapping
-        Where weights come from; "exact" needs a federation that knows its ratios.
+        Where weights come from. "federated-auto" finds out whether labels or inputs shifted
+        (`fedshift.federation.FederatedAuto`); "exact" needs a federation that knows its ratios.
     weighting : Weighting
     model : str, module or callable
         See `fedshift.learn.models.build`.
@@ -77,7 +78,7 @@ class Settings:
     """
 
     objective: str = "ftw"
-    ratio: RatioMethod = "multi-source"
+    ratio: RatioMethod = "federated-auto"
     weighting: Weighting = field(default_factory=Weighting)
     model: str | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = "lenet"
     plan: Plan = field(default_factory=FedSGD)
@@ -125,7 +126,7 @@ class Settings:
         if isinstance(self.ratio, str) and self.ratio not in ("exact", *ESTIMATORS):
             raise InputError(f"ratio must be {nearest(self.ratio, ('exact', *ESTIMATORS))}")
         if self.ratio is None:
-            raise InputError("ratio must be given; take 'multi-source', or 'exact' where known")
+            raise InputError("ratio must be given; take 'federated-auto', or 'exact' where known")
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +147,8 @@ class Outcome:
     stopped : str
         Why training ended.
     seconds : float
+    reason : str
+        Why the ratios are what they are, if an estimator chose (`FederatedAuto.reason_`).
     """
 
     task: Task
@@ -156,6 +159,7 @@ class Outcome:
     evaluation: Evaluation | None
     stopped: str
     seconds: float
+    reason: str = ""
 
     def model(self, client: str | None = None) -> nn.Module:
         """The trained model, in evaluation mode; a client's own where BatchNorm is local."""
@@ -260,7 +264,8 @@ def run(
     )
     scores = scored(state) if labelled else None
     spent = time.perf_counter() - begin
-    return Outcome(task, state, weights, history, ledger, scores, stopped, spent)
+    reason = "" if ratios is None else ratios.reason
+    return Outcome(task, state, weights, history, ledger, scores, stopped, spent, reason)
 
 
 # -- training ----------------------------------------------------------------------------------

@@ -231,6 +231,23 @@ class MultiSource(BaseEstimator):
         held = self._difference(self._held_out(k), source, target)
         return self._bend(held, source, target)[self._laws[k].inverse]
 
+    def target_log_ratio(self, target: Name = None, *, source: Name = None) -> Float64Array:
+        """Log ratio p_target / p_source of a client's own test rows, by networks that saw others.
+
+        Parameters
+        ----------
+        target : name
+            Whose test rows, as given, and whose test law; may be left out if there is only one.
+        source : name
+            Whose training law is in the denominator; may be left out if there is only one.
+        """
+        check_is_fitted(self, "row_shape_")
+        columns = self._columns(target)
+        if len(columns) > 1:
+            raise InputError(f"target must be one of {self.targets_}; got {target!r}")
+        held = self._difference(self._held_out(columns[0]), source, target)
+        return self._bend(held, source, target)[self._laws[columns[0]].inverse]
+
     def _held_out(self, law: int) -> Float64Array:
         """Logits of the rows of a law, each by the network that has not seen it."""
         sample, fold = self._laws[law], self._fold[law]
