@@ -19,7 +19,7 @@ numbers. Sums leave a client, rows never do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -37,6 +37,7 @@ from fedshift.federation.explain import (
     PRIOR,
     SURE,
     Explanation,
+    Kind,
     likely_law,
     told_apart,
 )
@@ -72,10 +73,10 @@ class FederatedAuto(BaseEstimator):
     labels are numbers or a class has no row anywhere, label laws where a client has a single
     distinct row. No test label is looked at.
 
-    Fails where labels and inputs both shifted (the better of two wrong explanations is taken), where
-    p(y | x) changed and p(x) did not (unlabelled rows say nothing of it), and where the classifier
-    of labels is poor: columns of very different scale, too few iterations. Then density ratios are
-    taken even under label shift.
+    Fails where labels and inputs both shifted (the better of two wrong explanations is taken), and
+    where p(y | x) changed and p(x) did not (unlabelled rows say nothing of it). Where the
+    classifier of labels is poor (columns of very different scale, too few iterations), density
+    ratios may be taken under label shift.
 
     Parameters
     ----------
@@ -158,11 +159,15 @@ class FederatedAuto(BaseEstimator):
             self._explain(federation)
             self.choice_, self.reason_ = choose(**self.explanations_)
         self.estimator_ = self.candidates_[self.choice_]
-        vars(self).pop("marginals_", None)  # of an earlier fit
-        if self.choice_ == "label":
-            self.marginals_: dict[str, Float64Array] = self.estimator_.marginals_
         self.digest_ = federation_digest(federation)
         return self
+
+    @property
+    def marginals_(self) -> dict[str, Float64Array]:
+        """Estimated test label laws; there if "label" was chosen."""
+        check_is_fitted(self, "estimator_")
+        found: dict[str, Float64Array] = self.estimator_.marginals_
+        return found
 
     def source_log_ratio(self, source: str, *, target: Any = None) -> Float64Array:
         """Log ratio at a client's training rows; `target` names test laws, None means all."""
@@ -228,10 +233,10 @@ class FederatedAuto(BaseEstimator):
             n: (inputs.source_log_ratio(n, target=n), inputs.target_log_ratio(n, source=n))
             for n in laws
         }
-        for name, kind, sides in (("label", "label", foretold), ("inputs", "covariate", seen)):
-            own = {n: self.candidates_[name].source_log_ratio(n, target=n) for n in laws}
-            train, test = ({n: s[i] for n, s in sides.items()} for i in (0, 1))
-            self.explanations_[name] = Explanation(kind, own, told_apart(train, test))
+        self.explanations_ = {
+            "label": _explanation("label", labels, foretold),
+            "inputs": _explanation("covariate", inputs, seen),
+        }
         for c in federation:  # its label law; sums of three differences on two sides
             up, down = len(belief) + 3 * 2 * SUMS, len(belief)
             self.ledger_.add(c.name, "query.describe", up=8 * up, down=8 * down)
@@ -257,6 +262,15 @@ def choose(label: Explanation, inputs: Explanation) -> tuple[Choice, str]:
         f"{taken}: they tell test from training rows by {gap:+.3f} ± {d.error:.3f} nats a row "
         f"beyond {other} ({said}){nothing}"
     )
+
+
+def _explanation(
+    kind: Kind, estimator: Any, sides: Mapping[str, tuple[Float64Array, Float64Array]]
+) -> Explanation:
+    """From log r_k(x) at every client's training and test rows."""
+    own = {n: estimator.source_log_ratio(n, target=n) for n in sides}
+    train, test = ({n: s[i] for n, s in sides.items()} for i in (0, 1))
+    return Explanation(kind, own, told_apart(train, test))
 
 
 def _by_labels(
@@ -286,7 +300,7 @@ def _by_labels(
 
 
 def _log_mixture(chances: Float64Array, target: Float64Array, source: Float64Array) -> Float64Array:
-    """log Σ_y u(y | x) q(y) − log Σ_y u(y | x) p(y)."""
+    """Log Σ_y u(y | x) q(y) − log Σ_y u(y | x) p(y)."""
     top, bottom = (np.maximum(chances @ law, 1e-12) for law in (target, source))
     return np.asarray(np.log(top) - np.log(bottom))
 
