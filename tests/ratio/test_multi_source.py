@@ -80,6 +80,25 @@ def test_cross_fitted_weights_are_calibrated() -> None:
     assert r.log_ratio(train).shape == (400,)
 
 
+def test_held_out_test_rows_mirror_training_rows(laws) -> None:
+    """Turned round, test rows are training rows, and their log ratio changes its sign."""
+    some = [{k: v[:200] for k, v in side.items()} for side in laws]
+    some[1]["b"] = np.concatenate([some[1]["b"][:100]] * 2)[::-1].copy()  # rows that come twice
+    found = MultiSource(folds=3, max_epochs=10).fit(source=some[0], target=some[1])
+    held = found.target_log_ratio("b", source="a")
+    assert held.shape == (200,)
+    np.testing.assert_array_equal(held[:100], held[100:])
+    seen = found.log_ratio(some[1]["b"], source="a", target="b")
+    assert not np.array_equal(held, seen)  # by one network, not by the mean of all
+    assert np.corrcoef(held, seen)[0, 1] > 0.9
+    alone = MultiSource(max_epochs=10).fit(source=some[0]["a"], target=some[1]["a"])
+    np.testing.assert_array_equal(alone.target_log_ratio(), alone.log_ratio(some[1]["a"]))
+    with pytest.raises(InputError, match=r"target must be one of \['a', 'b'\]; got None"):
+        found.target_log_ratio(source="a")
+    with pytest.raises(InputError, match="source must be one of"):
+        found.target_log_ratio("b")
+
+
 def test_bad_input_is_named(fitted: MultiSource, laws) -> None:
     x = np.zeros((2, 1))
     with pytest.raises(InputError, match=r"source must be one of \['a', 'b'\]"):
