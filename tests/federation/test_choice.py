@@ -88,7 +88,7 @@ def on_inputs(inputs: fs.Federation) -> FederatedAuto:
 
 def test_a_label_shift_of_images_is_found(digits: fs.Federation, on_digits: FederatedAuto) -> None:
     assert on_digits.choice_ == "label"
-    assert on_digits.reason_.startswith("label laws: they tell test from training rows by +0.0")
+    assert on_digits.reason_.startswith("label laws: they tell test from training rows by +")
     for c in digits:
         exact = np.exp(digits.exact_log_ratio(c.name))
         errors = {

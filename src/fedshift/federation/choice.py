@@ -64,8 +64,8 @@ class FederatedAuto(BaseEstimator):
        .. math:: \tfrac12 \mathbb{E}_{te} \log(1 + e^{-\log r_k(x)})
                  + \tfrac12 \mathbb{E}_{tr} \log(1 + e^{\log r_k(x)}),
 
-       with rows judged by models that have not seen them, and test label laws estimated without
-       the row? Every client and side counts the same; sums leave the clients.
+       with rows judged by models and calibrations that have not seen them, and test label laws
+       estimated without the row? Every client and side counts the same; sums leave the clients.
     3. Label laws are taken unless density ratios are better by `explain.DOUBT` standard errors of
        the paired difference.
 
@@ -229,10 +229,7 @@ class FederatedAuto(BaseEstimator):
             c.name: _by_labels(labels, c, laws[c.name], belief, folds=self.folds, seed=self.seed)
             for c in federation
         }
-        seen = {
-            n: (inputs.source_log_ratio(n, target=n), inputs.target_log_ratio(n, source=n))
-            for n in laws
-        }
+        seen = {n: inputs.held_out_log_ratio(source=n, target=n) for n in laws}
         self.explanations_ = {
             "label": _explanation("label", labels, foretold),
             "inputs": _explanation("covariate", inputs, seen),
