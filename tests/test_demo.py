@@ -35,6 +35,13 @@ def test_the_order_of_methods(folder: Path) -> None:
     assert mean["FTW exact"] < 1.0
 
 
+def test_the_default_is_told_with_its_reason(folder: Path) -> None:
+    choice = json.loads((folder / "demo.json").read_text())["choice"]
+    assert choice["method"] == "FTW estimated, label shift"
+    said = " ".join((folder / "said.txt").read_text().split())
+    assert f"the default takes {choice['reason']}" in said
+
+
 def test_no_row_leaves_a_client(folder: Path) -> None:
     found = json.loads((folder / "demo.json").read_text())["methods"]
     for row in found.values():

@@ -32,7 +32,7 @@ def labelled() -> fs.Federation:
     )
 
 
-@pytest.mark.parametrize("ratio", ["exact", "logistic", "multi-source"])
+@pytest.mark.parametrize("ratio", ["exact", "logistic", "multi-source", "federated-auto"])
 def test_a_classifier_learns_and_keeps_the_labels(ratio: str) -> None:
     fed = labelled()
     clf = fs.FederatedClassifier("linear", ratio=ratio, plan=PLAN).fit(fed)
@@ -114,8 +114,9 @@ def test_flattenings_are_chosen_from() -> None:
     ],
 )
 def test_wrong_settings_name_the_nearest(change: dict[str, Any], said: str) -> None:
+    clf = fs.FederatedClassifier("linear", ratio="exact", plan=PLAN)
     with pytest.raises(InputError, match=said):
-        fs.FederatedClassifier("linear", plan=PLAN).set_params(**change).fit(labelled())
+        clf.set_params(**change).fit(labelled())
 
 
 def test_bad_input_is_named() -> None:

@@ -76,7 +76,7 @@ class TestWeights:
 
     def test_gradients_of_ratio_models_are_in_the_ledger(self) -> None:
         fed = federation()
-        for ratio in ("multi-source", "federated-mlls"):
+        for ratio in ("multi-source", "federated-mlls", "federated-auto"):
             ledger = Ledger()
             weigh(fed, ratio, ledger=ledger)
             assert ledger.by_phase()["train.ratio"].up > 0

@@ -17,25 +17,22 @@ from rich.table import Table
 from fedshift.core.files import write_text
 from fedshift.data import Federation, Labels, load
 from fedshift.experiments.records import check_writable
-from fedshift.federation.marginals import FederatedMLLS
+from fedshift.federation.choice import FederatedAuto
 from fedshift.federation.plan import FedSGD
 from fedshift.learn.evaluate import predict
-from fedshift.ratio.multi_source import MultiSource
 from fedshift.workflow import Outcome, Settings
 from fedshift.workflow import run as train
 
 #: rows of the main class and of each other class that a client trains on and is used on
 TRAIN, TEST = (90, 3), (55, 3)
-#: name, objective, where the ratios come from
+#: name, objective, where the ratios come from: known, or a candidate of `FederatedAuto`
 METHODS = (
     ("ERM", "erm", "exact"),
     ("FITW exact", "fitw", "exact"),
     ("FTW exact", "ftw", "exact"),
-    ("FTW estimated, any shift", "ftw", "multi-source"),
-    ("FTW estimated, label shift", "ftw", "federated-mlls"),
+    ("FTW estimated, any shift", "ftw", "inputs"),
+    ("FTW estimated, label shift", "ftw", "label"),
 )
-#: the one that is compared with ERM: it assumes least
-ESTIMATED = "FTW estimated, any shift"
 
 
 def digits_federation(*, seed: int = 0) -> Federation:
@@ -55,14 +52,10 @@ def run(out: Path, *, seed: int = 0, console: Console | None = None) -> dict[str
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     outcomes: dict[str, Outcome] = {}
     with Progress(*columns, console=console, transient=True) as progress:
-        shown = progress.add_task("one ratio model over all ten laws; no row leaves a client")
-        shared = MultiSource(folds=5, seed=seed).fit(
-            source=federation.train, target=federation.test
-        )
-        labels = FederatedMLLS(
-            model="linear", plan=FedSGD(iterations=300, lr=5e-3, batch_size=32, seed=seed)
-        )
-        ratios = {"exact": "exact", "multi-source": shared, "federated-mlls": labels}
+        shown = progress.add_task("ratios: did labels shift, or inputs? no row leaves a client")
+        plan = FedSGD(iterations=300, lr=5e-3, batch_size=32)
+        chosen = FederatedAuto(model="linear", plan=plan, seed=seed).fit(federation)
+        ratios = {"exact": "exact", **chosen.candidates_}
         for name, objective, ratio in METHODS:
             progress.update(shown, description=f"training: {name}")
             settings = Settings(
@@ -74,13 +67,16 @@ def run(out: Path, *, seed: int = 0, console: Console | None = None) -> dict[str
             )
             outcomes[name] = train(federation, settings)
     console.print(_table(outcomes))
-    gain, error = paired_gain(federation, outcomes[ESTIMATED], outcomes["ERM"])
+    console.print(f"the default takes {chosen.reason_}", highlight=False)
+    default = next(name for name, _, ratio in METHODS if ratio == chosen.choice_)
+    gain, error = paired_gain(federation, outcomes[default], outcomes["ERM"])
     console.print(
-        f"{ESTIMATED}, − ERM, on the same test rows: {gain:+.3f} ± {1.96 * error:.3f} (95 %), "
+        f"{default}, − ERM, on the same test rows: {gain:+.3f} ± {1.96 * error:.3f} (95 %), "
         "mean over clients"
     )
     record = {
         "methods": {n: _record(o) for n, o in outcomes.items()},
+        "choice": {"method": default, "reason": chosen.reason_},
         "gain": {"mean": gain, "standard_error": error},
         "seconds": time.perf_counter() - begin,
     }
@@ -94,7 +90,7 @@ def run(out: Path, *, seed: int = 0, console: Console | None = None) -> dict[str
         scores = {n: o.evaluation for n, o in outcomes.items() if o.evaluation is not None}
         console.print(f"plots:  {client_accuracy(scores, out / 'accuracy.svg')}")
         truth = {c.name: federation.exact_log_ratio(c.name) for c in federation}
-        found = {c.name: shared.source_log_ratio(c.name) for c in federation}
+        found = {c.name: chosen.source_log_ratio(c.name) for c in federation}
         ratio_scatter(truth, {"estimated": found}, out / "ratios.svg")
         console.print(f"        {out / 'ratios.svg'}")
     return outcomes

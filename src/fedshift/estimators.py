@@ -39,7 +39,7 @@ class _Federated(BaseEstimator, ABC):
         model: Model = "mlp",
         *,
         objective: str = "ftw",
-        ratio: Any = "multi-source",
+        ratio: Any = "federated-auto",
         weighting: Weighting | None = None,
         plan: Plan | None = None,
         validation: float = 0.0,
@@ -163,8 +163,11 @@ class FederatedClassifier(_Federated):
     objective : str
         "erm", "ftw", "fitw", "focus:CLIENT" (`fedshift.learn.objective.Objective`).
     ratio : str, estimator or mapping
-        "exact", a name or an estimator of `fedshift.ratio`, or log ratios by client. Other than
-        "multi-source", estimators for "ftw" read all clients' raw test rows; the ledger says so.
+        "federated-auto" finds out from unlabelled test rows whether labels or inputs shifted
+        (`fedshift.federation.FederatedAuto`; ``outcome_.reason`` says which); "exact", another
+        name, an estimator of `fedshift.ratio`, or log ratios by client. Other than
+        "federated-auto", "federated-mlls" and "multi-source", estimators for "ftw" read all
+        clients' raw test rows; the ledger says so.
     weighting : Weighting, optional
     plan : FedSGD or FedAvg, optional
     validation, patience, choose

@@ -48,7 +48,8 @@ class Settings:
     objective : str
         See `fedshift.learn.objective.Objective`.
     ratio : str, estimator or mapping
-        Where weights come from; "exact" needs a federation that knows its ratios.
+        Where weights come from. "federated-auto" finds out whether labels or inputs shifted
+        (`fedshift.federation.FederatedAuto`); "exact" needs a federation that knows its ratios.
     weighting : Weighting
     model : str, module or callable
         See `fedshift.learn.models.build`.
@@ -91,7 +92,7 @@ class Settings:
     """
 
     objective: str = "ftw"
-    ratio: RatioMethod = "multi-source"
+    ratio: RatioMethod = "federated-auto"
     weighting: Weighting = field(default_factory=Weighting)
     model: str | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = "lenet"
     plan: Plan = field(default_factory=FedSGD)
@@ -141,7 +142,7 @@ class Settings:
         if isinstance(self.ratio, str) and self.ratio not in ("exact", *ESTIMATORS):
             raise InputError(f"ratio must be {nearest(self.ratio, ('exact', *ESTIMATORS))}")
         if self.ratio is None:
-            raise InputError("ratio must be given; take 'multi-source', or 'exact' where known")
+            raise InputError("ratio must be given; take 'federated-auto', or 'exact' where known")
 
     def _exponents(self) -> tuple[float, ...]:
         """`flattenings`, checked."""
@@ -191,6 +192,8 @@ class Outcome:
     tried : list of dict
         With `Settings.flattenings`, a line for every exponent: flatten, round, validation_loss (of
         the state it would have given), seconds.
+    reason : str
+        Why the ratios are what they are, if an estimator chose (`FederatedAuto.reason_`).
     """
 
     task: Task
@@ -202,6 +205,7 @@ class Outcome:
     stopped: str
     seconds: float
     tried: list[dict[str, Any]] = field(default_factory=list)
+    reason: str = ""
 
     def model(self, client: str | None = None) -> nn.Module:
         """The trained model, in evaluation mode; a client's own where BatchNorm is local."""
@@ -291,7 +295,8 @@ def run(
         federation, ratios, settings, classes=classes, folder=folder, tell=tell, ledger=ledger
     )
     scores = score(out.task, out.state, federation, settings, out.weights) if labelled else None
-    return replace(out, evaluation=scores, seconds=time.perf_counter() - begin)
+    reason = "" if ratios is None else ratios.reason
+    return replace(out, evaluation=scores, seconds=time.perf_counter() - begin, reason=reason)
 
 
 # -- training ----------------------------------------------------------------------------------

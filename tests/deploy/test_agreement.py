@@ -99,6 +99,19 @@ def test_a_ratio_that_needs_rows_of_others_says_so(recipe: Recipe) -> None:
         Agreement.of(recipe, clients=9)
 
 
+@pytest.mark.parametrize("objective", ["ftw", "fitw"])
+def test_parties_choose_the_kind_themselves(recipe: Recipe, objective: str) -> None:
+    auto = recipe.changed(
+        ["method.FTW.ratio='federated-auto'", f"method.FTW.objective='{objective}'"]
+    )
+    with pytest.raises(InputError) as error:
+        Agreement.of(auto, method="FTW")
+    for said in ("'multi-source' and 'federated-mlls'", "'fedshift deploy look'"):
+        assert said in str(error.value)
+    shared = Agreement.of(auto, method="FTW", rung=5)  # rows are pooled: nothing to choose
+    assert (shared.job.ratio.kind, shared.job.ratio.estimator) == ("raw", "classifier")
+
+
 RATIO = "method.FTW.ratio={{ kind = '{}', {} }}"
 
 

@@ -341,6 +341,17 @@ def test_warnings_are_notes(tmp_path: Path) -> None:
     assert "ClippedWeights" in printed
 
 
+def test_why_ratios_were_chosen_is_a_note(tmp_path: Path) -> None:
+    """By default labels or inputs are chosen; a run that borrows the ratios says so too."""
+    ratio = "{kind='federated-auto', model='linear', folds=2, plan={iterations=50}}"
+    recipe = small("plan.iterations=4", f"method.FTW.ratio={ratio}")
+    results, printed = run(recipe, tmp_path, methods=["FTW"])
+    assert "nats a row beyond" in results[0]["notes"][0]
+    assert results[0]["notes"][0].startswith("ratios: ")
+    assert "nats a row beyond" in " ".join(printed.split())
+    assert not any(e["rows"] for e in results[0]["ledger"])
+
+
 def test_wrong_names_and_places(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'FTW'"):
         run(small(), tmp_path, methods=["FWT"])

@@ -62,6 +62,13 @@ def test_rounds_cost_what_the_task_says() -> None:
     assert ledger.total == Cost(14 * size, 14 * size, 0)
 
 
+def test_steps_of_a_shared_model_cost_a_gradient_and_a_model_each() -> None:
+    ledger = Ledger()
+    ledger.record_steps(["a", "b"], steps=10, parameters=100)
+    assert ledger.by_phase() == {"train.ratio": (8000, 8000, 0)}
+    assert ledger["b", "train.ratio"].up == 4000
+
+
 def test_compressed_rounds_send_less_and_control_variates_more() -> None:
     log = Log(0, np.zeros((3, 1), dtype=np.int64), np.zeros((3, 1, 1)))
     few, more = Ledger(), Ledger()

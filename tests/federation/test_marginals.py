@@ -42,6 +42,20 @@ def test_ratios_are_looked_up_by_label(federation: fs.Federation, fitted: Federa
     np.testing.assert_allclose(np.exp(fitted.source_log_ratio(c.name)), every)
 
 
+def test_posteriors_are_of_the_uniform_label_law(
+    federation: fs.Federation, fitted: FederatedMLLS
+) -> None:
+    for c in federation:
+        train, test = fitted.posteriors(c.name)
+        assert (train.shape, test.shape) == ((len(c.x), 10), (len(c.test_x), 10))
+        for p in (train, test):
+            np.testing.assert_allclose(p.sum(axis=1), 1.0)
+        # rows weighted to equal shares have each class as often as it is foretold
+        own = np.bincount(c.y, minlength=10) / len(c.y)
+        weight = 1 / own[c.y]
+        np.testing.assert_allclose(weight @ train / weight.sum(), 0.1, atol=0.08)
+
+
 def test_training_with_it_gains(federation: fs.Federation, fitted: FederatedMLLS) -> None:
     plan = fs.FedSGD(iterations=300, lr=0.01, batch_size=32)
     scores = {}

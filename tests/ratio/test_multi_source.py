@@ -80,6 +80,39 @@ def test_cross_fitted_weights_are_calibrated() -> None:
     assert r.log_ratio(train).shape == (400,)
 
 
+def test_held_out_log_ratios_are_evidence(laws) -> None:
+    some = [{k: v[:200].copy() for k, v in side.items()} for side in laws]
+    some[1]["b"][:100] = some[1]["b"][100:]  # rows that come twice
+    found = MultiSource(folds=3, max_epochs=10).fit(source=some[0], target=some[1])
+    at_source, at_target = found.held_out_log_ratio(source="a", target="b")
+    assert at_source.shape == at_target.shape == (200,)
+    np.testing.assert_array_equal(at_target[:100], at_target[100:])
+    for held, rows in ((at_source, some[0]["a"]), (at_target, some[1]["b"])):
+        seen = found.log_ratio(rows, source="a", target="b")
+        assert not np.array_equal(held, seen)  # by one network, not by the mean of all
+        assert np.corrcoef(held, seen)[0, 1] > 0.9
+        truth = (log_normal(rows, MEANS["b"][1]) - log_normal(rows, MEANS["a"][0]))[:, 0]
+        assert np.abs(held - truth).mean() < 0.5
+    with pytest.raises(InputError, match=r"a target of \['a', 'b'\]; got folds=3 and None"):
+        found.held_out_log_ratio(source="a")
+    with pytest.raises(InputError, match="source must be one of"):
+        found.held_out_log_ratio(target="b")
+
+
+def test_held_out_log_ratios_of_noise_claim_little() -> None:
+    """The calibration is fitted to other rows: where nothing differs, nothing is gained."""
+    rng = np.random.default_rng(0)
+    found = MultiSource(folds=3, max_epochs=40, patience=40).fit(
+        source=rng.normal(size=(150, 8)), target=rng.normal(size=(150, 8))
+    )
+    s, t = found.held_out_log_ratio()
+    loss = (np.logaddexp(0, s).mean() + np.logaddexp(0, -t).mean()) / 2
+    assert loss > np.log(2) - 0.01
+    plain = MultiSource(max_epochs=1).fit(source=np.eye(150), target=-np.eye(150))
+    with pytest.raises(InputError, match="needs folds ≥ 2"):
+        plain.held_out_log_ratio()
+
+
 def test_bad_input_is_named(fitted: MultiSource, laws) -> None:
     x = np.zeros((2, 1))
     with pytest.raises(InputError, match=r"source must be one of \['a', 'b'\]"):

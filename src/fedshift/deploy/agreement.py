@@ -251,6 +251,12 @@ def _ratio_phase(recipe: Recipe, rung: int | None) -> RatioPhase:
     if kind in SHARED and rung not in (4, 5):
         bound = kind == "multi-source" and rung == 3
         return _read_ratio({"kind": kind, "bound": bound, **options}, place)
+    if kind == "federated-auto" and rung not in (4, 5):
+        raise InputError(
+            f"{place}: ratio 'federated-auto' chooses between {' and '.join(map(repr, SHARED))} by "
+            "comparing all clients; in a deployment the parties decide: name one of the two as the "
+            "method's ratio; 'fedshift deploy look' tells a site which suits its rows"
+        )
     phase = _alone(kind, objective, rung)
     if options:
         raise InputError(
@@ -263,7 +269,8 @@ def _ratio_phase(recipe: Recipe, rung: int | None) -> RatioPhase:
 def _alone(kind: str, objective: str, rung: int | None) -> RatioPhase:
     """Ratios that every site makes by itself, from its own rows or from a pool."""
     if rung in (4, 5):
-        name = kind if kind in ESTIMATORS and kind not in KINDS else "classifier"
+        alone = kind in ESTIMATORS and kind not in (*KINDS, "federated-auto")
+        name = kind if alone else "classifier"
         return RatioPhase(kind=POOLED[rung - 4], estimator=name)
     if kind == "exact":
         return RatioPhase(kind="given")

@@ -135,7 +135,7 @@ class Method:
 
     name: str
     objective: str = "ftw"
-    ratio: Ratio = field(default_factory=lambda: Ratio("multi-source"))
+    ratio: Ratio = field(default_factory=lambda: Ratio("federated-auto"))
     data: Table = field(default_factory=dict)
     plan: Table = field(default_factory=dict)
     train: Table = field(default_factory=dict)

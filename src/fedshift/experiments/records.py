@@ -184,7 +184,7 @@ class Record:
         Parameters
         ----------
         notes : sequence of str
-            Warnings that came up.
+            Warnings that came up, and why ratios were chosen.
         calibration : sequence of mapping
             Estimated beside exact ratios (`fedshift.core.weights.calibration`).
         """

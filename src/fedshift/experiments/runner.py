@@ -209,7 +209,7 @@ def _run_one(
         outcome = run_workflow(
             federation, settings, folder=record.checkpoints, borrow=borrow, watch=watch
         )
-    notes: dict[str, None] = {}
+    notes: dict[str, None] = {f"ratios: {outcome.reason}": None} if outcome.reason else {}
     for w in caught:
         if issubclass(w.category, FedshiftWarning):
             notes[f"{w.category.__name__}: {w.message}"] = None

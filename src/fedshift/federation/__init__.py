@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedshift.federation.choice import FederatedAuto
     from fedshift.federation.engine import Engine, Log
     from fedshift.federation.fused import Fused, Runs
     from fedshift.federation.marginals import FederatedMLLS
@@ -19,6 +20,7 @@ _HOME = {
     "Engine": "engine",
     "FedAvg": "plan",
     "FedSGD": "plan",
+    "FederatedAuto": "choice",
     "FederatedMLLS": "marginals",
     "Fused": "fused",
     "Log": "engine",
@@ -36,6 +38,7 @@ __all__ = [
     "Engine",
     "FedAvg",
     "FedSGD",
+    "FederatedAuto",
     "FederatedMLLS",
     "Fused",
     "Log",

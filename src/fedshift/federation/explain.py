@@ -141,7 +141,7 @@ def explain_labels(
         for c in federation
     }
     source = _positive(np.mean(list(train.values()), axis=0))
-    laws = Marginals(train, {n: _law(p, source) for n, p in judged.items()}, calibration)
+    laws = Marginals(train, {n: likely_law(p, source) for n, p in judged.items()}, calibration)
     known = {n: calibration(softmax(s, axis=1)) for n, s in fit.held_out.items()}
     losses = _label_losses(known, judged, fold, _test_folds(federation, fold, seed), source)
     if ledger is not None:
@@ -160,10 +160,10 @@ def _label_losses(
     """A fold of rows is judged by the label laws estimated without its test rows."""
     count = 1 + max(int(f.max()) for f in fold.values())
     without = {
-        j: np.mean([_law(p[apart[n] != j], source) for n, p in judged.items()], axis=0)
+        j: np.mean([likely_law(p[apart[n] != j], source) for n, p in judged.items()], axis=0)
         for j in range(count)
     }
-    return _told_apart(
+    return told_apart(
         {n: _log_mixture(p, fold[n], without, source) for n, p in known.items()},
         {n: _log_mixture(p, apart[n], without, source) for n, p in judged.items()},
     )
@@ -213,7 +213,7 @@ def explain_rows(
     odds = {n: s[:, 1] - s[:, 0] for n, s in fit.held_out.items()}
     train = {c.name: odds[c.name][: len(c.x)] for c in federation}
     test = {c.name: odds[c.name][len(c.x) :] for c in federation}
-    return Explanation("covariate", train, _told_apart(train, test))
+    return Explanation("covariate", train, told_apart(train, test))
 
 
 def admit(explanations: Mapping[str, Explanation]) -> tuple[str | None, dict[str, str]]:
@@ -242,7 +242,7 @@ def admit(explanations: Mapping[str, Explanation]) -> tuple[str | None, dict[str
     return (shown[0] if shown else None), refused
 
 
-def _told_apart(
+def told_apart(
     train: Mapping[str, Float64Array], test: Mapping[str, Float64Array]
 ) -> dict[str, Float64Array]:
     """Log loss of log ratios that tell test from training rows."""
@@ -267,11 +267,21 @@ def _calibrated(federation: Federation, fit: Fit, share: Mapping[str, Float64Arr
     return bcts(softmax(scores, axis=1), labels, weight=weight / weight.sum(), spread=SPREAD)
 
 
-def _law(chances: Float64Array, source: Float64Array) -> Float64Array:
-    """Label law of highest posterior: a Dirichlet prior is some rows of known class."""
+def likely_law(
+    chances: Float64Array, source: Float64Array, belief: Float64Array | None = None
+) -> Float64Array:
+    """Label law of highest posterior: a Dirichlet prior is `PRIOR` rows of known class.
+
+    Parameters
+    ----------
+    chances : ndarray (m, C)
+        p(y | x) of the rows, under the label law `source`.
+    belief : ndarray (C,), optional
+        Label law of the prior's rows; `source` by default.
+    """
     m, k = chances.shape
     rows = np.concatenate([chances, np.eye(k)])
-    weight = np.concatenate([np.ones(m), PRIOR * source])
+    weight = np.concatenate([np.ones(m), PRIOR * (source if belief is None else belief)])
     return mlls(rows, source, weight=weight / weight.sum(), max_iter=1000, tol=1e-6).prior
 
 

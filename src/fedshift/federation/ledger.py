@@ -86,6 +86,14 @@ class Ledger:
             cost = {"up": int(count) * up, "down": int(count) * down - int(less)}
             self.add(task.names[position], phase, **cost)
 
+    def record_steps(
+        self, clients: Iterable[str], *, steps: int, parameters: int, phase: str = "train.ratio"
+    ) -> None:
+        """Book a shared model trained without a plan: every step a gradient up, a model down."""
+        size = 4 * steps * parameters
+        for client in clients:
+            self.add(client, phase, up=size, down=size)
+
     @property
     def total(self) -> Cost:
         """Over all clients and phases."""

@@ -93,25 +93,13 @@ class FederatedMLLS(BaseEstimator):
     def fit(self, federation: Federation) -> Self:
         """Train, calibrate, and estimate every client's test label law."""
         whole(self, "folds", least=2)
-        for c in federation:
-            if not np.issubdtype(c.y.dtype, np.integer) or c.y.min() < 0:
-                raise InputError(
-                    f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
-                    "encode the classes first, or use FederatedClassifier, which does"
-                )
-        count = 1 + max(int(c.y.max()) for c in federation)
-        laws = {c.name: np.bincount(c.y, minlength=count) / len(c.y) for c in federation}
-        absent = np.flatnonzero(np.sum(list(laws.values()), axis=0) == 0)
-        if len(absent):
-            raise InputError(
-                f"every class 0 … {count - 1} must occur at some client; got no row of class "
-                f"{absent[0]}; renumber the classes"
-            )
+        laws = label_laws(federation)
+        count = len(next(iter(laws.values())))
         balance = {c.name: balanced(c.y, count) for c in federation}
         fold = {c.name: folds_of(c.name, c.y, self.folds, seed=self.seed) for c in federation}
         tasks = [self._task(federation, balance, fold, j, count) for j in range(self.folds)]
         states = self._train(tasks)
-        seen = {c.name: np.empty((len(c.y), count)) for c in federation}
+        seen = {c.name: np.full((len(c.y), count), 1 / count) for c in federation}
         used: dict[str, list[Float64Array]] = {c.name: [] for c in federation}
         for j, (task, state) in enumerate(zip(tasks, states, strict=True)):
             for c in federation:
@@ -127,13 +115,14 @@ class FederatedMLLS(BaseEstimator):
         weight = weight / np.bincount(labels, weight)[labels]
         found = np.concatenate([seen[c.name] for c in federation])[out]
         self.calibration_: Calibration = bcts(found, labels, weight=weight / weight.sum())
+        judged = {n: np.mean([self.calibration_(p) for p in ps], axis=0) for n, ps in used.items()}
         uniform = np.full(count, 1 / count)
         self.marginals_: dict[str, Float64Array] = {
-            name: mlls(np.mean([self.calibration_(p) for p in ps], axis=0), uniform).prior
-            for name, ps in used.items()
+            name: mlls(p, uniform).prior for name, p in judged.items()
         }
         self.sources_ = [c.name for c in federation]
         self.digest_ = federation_digest(federation)
+        self._seen, self._judged = seen, judged
         self._laws, self._labels = laws, {c.name: c.y for c in federation}
         return self
 
@@ -145,6 +134,15 @@ class FederatedMLLS(BaseEstimator):
         with np.errstate(divide="ignore"):
             table = np.log(top) - np.log(self._laws[source])
         return np.asarray(table[self._labels[source]])
+
+    def posteriors(self, client: str) -> tuple[Float64Array, Float64Array]:
+        """p(y | x) under the uniform label law, of training rows (n, C) and of test rows (m, C).
+
+        Calibrated; a training row is judged by the classifier that has not seen it (the only row
+        of a client by none: 1 / C), a test row by the mean of all.
+        """
+        check_is_fitted(self, "marginals_")
+        return self.calibration_(self._seen[client]), self._judged[client]
 
     def _task(
         self,
@@ -181,6 +179,31 @@ class FederatedMLLS(BaseEstimator):
         for name in tasks[0].names:
             self.ledger_.add(name, "query.describe", up=8 * _classes(tasks[0]))
         return states
+
+
+def label_laws(federation: Federation) -> dict[str, Float64Array]:
+    """Counted training label law (C,) of every client.
+
+    Raises
+    ------
+    InputError
+        If labels are no whole numbers 0, 1, …, or no client has one of the classes.
+    """
+    for c in federation:
+        if not np.issubdtype(c.y.dtype, np.integer) or c.y.min() < 0:
+            raise InputError(
+                f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
+                "encode the classes first, or use FederatedClassifier, which does"
+            )
+    count = 1 + max(int(c.y.max()) for c in federation)
+    laws = {c.name: np.bincount(c.y, minlength=count) / len(c.y) for c in federation}
+    absent = np.flatnonzero(np.sum(list(laws.values()), axis=0) == 0)
+    if len(absent):
+        raise InputError(
+            f"every class 0 … {count - 1} must occur at some client; got no row of class "
+            f"{absent[0]}; renumber the classes"
+        )
+    return laws
 
 
 def balanced(y: npt.NDArray[Any], count: int) -> Float64Array:

@@ -27,6 +27,7 @@ from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weighting, Weights
 from fedshift.data.federation import Federation
 from fedshift.errors import InputError, LowCoverage
+from fedshift.federation.choice import FederatedAuto
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.marginals import FederatedMLLS, federation_digest
 from fedshift.learn.objective import Objective
@@ -36,6 +37,7 @@ ESTIMATORS = {
     "auto": "ratio.auto.Auto",
     "bbse": "ratio.label.BBSE",
     "classifier": "ratio.classifier.Classifier",
+    "federated-auto": "federation.choice.FederatedAuto",
     "federated-mlls": "federation.marginals.FederatedMLLS",
     "kliep": "ratio.kliep.KLIEP",
     "kmm": "ratio.kmm.KMM",
@@ -69,11 +71,14 @@ class Ratios:
         What had to leave the clients.
     seconds : float
         Of the estimation, whenever that was.
+    reason : str
+        Why an estimator that chooses chose as it did; empty for others.
     """
 
     values: dict[str, Float64Array]
     ledger: Ledger
     seconds: float
+    reason: str = ""
 
 
 def estimate(
@@ -113,9 +118,9 @@ def estimate(
     there = ((place, _kept(place, wanted)) for place in places)
     place, found = next((pair for pair in there if pair[1] is not None), (None, None))
     if found is None:
-        ledger, begin = Ledger(), time.perf_counter()
-        values = log_ratios(federation, ratio, goals, seed=seed, ledger=ledger)
-        found = Ratios(values, ledger, time.perf_counter() - begin)
+        ledger, reasons, begin = Ledger(), list[str](), time.perf_counter()
+        values = log_ratios(federation, ratio, goals, seed=seed, ledger=ledger, reasons=reasons)
+        found = Ratios(values, ledger, time.perf_counter() - begin, "; ".join(reasons))
     if own is not None and place != own:
         _keep(own, wanted, found)
     return found
@@ -194,8 +199,17 @@ def log_ratios(
     *,
     seed: int = 0,
     ledger: Ledger | None = None,
+    reasons: list[str] | None = None,
 ) -> dict[str, Float64Array]:
-    """Log ratios at every client's training rows, 0 for clients without a goal."""
+    """Log ratios at every client's training rows, 0 for clients without a goal.
+
+    Parameters
+    ----------
+    ledger : Ledger, optional
+        Is told what had to leave the clients.
+    reasons : list of str, optional
+        Is told why an estimator of all clients chose as it did.
+    """
     ledger = Ledger() if ledger is None else ledger
     out = {c.name: np.zeros(len(c.x)) for c in federation}
     asked = {name: goal for name, goal in goals.items() if goal is not None}
@@ -206,6 +220,8 @@ def log_ratios(
     estimator = make_estimator(method, seed=seed) if isinstance(method, str) else method
     if hasattr(estimator, "source_log_ratio"):  # one model for all clients
         estimator = _fitted(estimator, federation, ledger)
+        if reasons is not None and isinstance(estimator, FederatedAuto):
+            reasons.append(estimator.reason_)
         for name, goal in asked.items():
             target = None if goal == "all" else name if goal == "own" else goal
             out[name] = estimator.source_log_ratio(name, target=target)
@@ -243,7 +259,7 @@ def _given(
 
 def _fitted(estimator: Any, federation: Federation, ledger: Ledger) -> Any:
     """The estimator if it was fitted on this federation, else a fitted copy."""
-    if isinstance(estimator, FederatedMLLS):
+    if isinstance(estimator, FederatedAuto | FederatedMLLS):
         if getattr(estimator, "digest_", None) != federation_digest(federation):
             estimator = clone(estimator).fit(federation)
         ledger.merge(estimator.ledger_)
@@ -251,9 +267,11 @@ def _fitted(estimator: Any, federation: Federation, ledger: Ledger) -> Any:
     laws = {"source": federation.train, "target": federation.test}
     if not (hasattr(estimator, "fitted_on") and estimator.fitted_on(**laws)):
         estimator = clone(estimator).fit(**laws)
-    size = 4 * getattr(estimator, "n_steps_", 0) * getattr(estimator, "n_parameters_", 0)
-    for c in federation:  # what gradients of a shared model cost, as if trained in a federation
-        ledger.add(c.name, "train.ratio", up=size, down=size)
+    ledger.record_steps(  # as if trained in a federation
+        federation.train,
+        steps=getattr(estimator, "n_steps_", 0),
+        parameters=getattr(estimator, "n_parameters_", 0),
+    )
     return estimator
 
 
@@ -321,7 +339,7 @@ def _kept(path: Path, wanted: str) -> Ratios | None:
         return None
     ledger = Ledger.from_records(json.loads(notes["ledger"]))
     values = {name: t.numpy() for name, t in tensors.items()}
-    return Ratios(values, ledger, float(notes["seconds"]))
+    return Ratios(values, ledger, float(notes["seconds"]), notes.get("reason", ""))
 
 
 def _keep(path: Path, fingerprint: str, ratios: Ratios) -> None:
@@ -330,6 +348,7 @@ def _keep(path: Path, fingerprint: str, ratios: Ratios) -> None:
         "fingerprint": fingerprint,
         "ledger": json.dumps(ratios.ledger.to_records()),
         "seconds": repr(ratios.seconds),
+        "reason": ratios.reason,
     }
     with atomic_path(path) as temporary:
         temporary.write_bytes(to_safetensors(tensors, notes))

@@ -231,6 +231,45 @@ class MultiSource(BaseEstimator):
         held = self._difference(self._held_out(k), source, target)
         return self._bend(held, source, target)[self._laws[k].inverse]
 
+    def held_out_log_ratio(
+        self, *, source: Name = None, target: Name = None
+    ) -> tuple[Float64Array, Float64Array]:
+        """Log ratio p_target / p_source at both laws' own rows, by what has seen neither.
+
+        Here the calibration, too, is fitted without the fold of the row, so that how well the log
+        ratios tell the two laws apart is evidence. Needs folds.
+
+        Parameters
+        ----------
+        source, target : name
+            One training law and one test law; may be left out if there is only one.
+
+        Returns
+        -------
+        ndarray (n,), ndarray (m,)
+            At the training rows of `source` and at the test rows of `target`, as given.
+        """
+        check_is_fitted(self, "row_shape_")
+        columns = self._columns(target)
+        if self.folds < 2 or len(columns) > 1:
+            raise InputError(
+                f"held_out_log_ratio needs folds ≥ 2 and a target of {self.targets_}; got "
+                f"folds={self.folds} and {target!r}"
+            )
+        places = (self._position(source), columns[0])
+        laws, folds = [self._laws[i] for i in places], [self._fold[i] for i in places]
+        plain = [self._difference(self._held_out(i), source, target) for i in places]
+        out = [s.copy() for s in plain]
+        for j in range(self.folds):
+            rest = [f != j for f in folds]
+            weights = [law.take(r).weight for law, r in zip(laws, rest, strict=True)]
+            s, t = (p[r] for p, r in zip(plain, rest, strict=True))
+            bend = worthwhile_saturation(s, t, Evidence.of(*weights))
+            if bend is not None:
+                for o, p, r in zip(out, plain, rest, strict=True):
+                    o[~r] = bend(p[~r])
+        return out[0][laws[0].inverse], out[1][laws[1].inverse]
+
     def _held_out(self, law: int) -> Float64Array:
         """Logits of the rows of a law, each by the network that has not seen it."""
         sample, fold = self._laws[law], self._fold[law]
