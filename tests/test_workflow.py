@@ -19,7 +19,8 @@ from fedshift.errors import CheckpointError, InputError, LowCoverage
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.weigh import estimate, log_ratios, weigh
 from fedshift.learn.objective import Objective
-from fedshift.workflow import Outcome, hold_out, run, validate
+from fedshift.training import hold_out, validate
+from fedshift.workflow import Outcome, run
 
 PLAN = fs.FedSGD(iterations=60, lr=0.05, batch_size=16)
 

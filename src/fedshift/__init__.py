@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Sign, TopK
     from fedshift.learn import models
     from fedshift.ratio.reweight import Reweighter
+    from fedshift.settings import Settings
     from fedshift.tabular import fit_tables
-    from fedshift.workflow import Settings, run
+    from fedshift.workflow import run
 
 __version__ = "0.1.0"
 
@@ -46,7 +47,7 @@ _HOME = {
     "Optimizer": "fedshift.federation.plan",
     "QSGD": "fedshift.federation.plan",
     "Reweighter": "fedshift.ratio.reweight",
-    "Settings": "fedshift.workflow",
+    "Settings": "fedshift.settings",
     "Sign": "fedshift.federation.plan",
     "Sites": "fedshift.data.tables",
     "TopK": "fedshift.federation.plan",

@@ -357,7 +357,7 @@ def _run(given: argparse.Namespace) -> int:
     if twice:
         given.wrong(f"argument --method: each must be named once; got {', '.join(twice)} again")
     from fedshift.experiments.recipe import seeds
-    from fedshift.workflow import check_device
+    from fedshift.settings import check_device
 
     chosen: tuple[int, ...] = ()
     try:

@@ -20,7 +20,8 @@ from fedshift.experiments.records import check_writable
 from fedshift.federation.choice import FederatedAuto
 from fedshift.federation.plan import FedSGD
 from fedshift.learn.evaluate import predict
-from fedshift.workflow import Outcome, Settings
+from fedshift.settings import Settings
+from fedshift.workflow import Outcome
 from fedshift.workflow import run as train
 
 #: rows of the main class and of each other class that a client trains on and is used on

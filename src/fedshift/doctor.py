@@ -23,7 +23,8 @@ from fedshift.errors import DataNotFoundError, FedshiftError
 from fedshift.experiments.records import PACKAGES, check_writable, commit, version
 from fedshift.federation.plan import FedSGD
 from fedshift.ratio.logistic import Logistic
-from fedshift.workflow import Settings, run
+from fedshift.settings import Settings
+from fedshift.workflow import run
 
 #: extras, the modules they bring and what these are for
 EXTRAS = {

@@ -22,7 +22,9 @@ from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import InputError, UnscaledColumns
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.learn.evaluate import Evaluation, predict
-from fedshift.workflow import Outcome, Settings, run, score
+from fedshift.settings import Settings
+from fedshift.training import score
+from fedshift.workflow import Outcome, run
 
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 #: models that take columns as they are, and how far the scales of these may lie apart

@@ -19,7 +19,7 @@ from fedshift.experiments.spelling import to_toml
 from fedshift.experiments.study import load_any
 from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
 from fedshift.ratio.neural import Neural
-from fedshift.workflow import Settings
+from fedshift.settings import Settings
 
 TEXT = """
 title = "Digits"

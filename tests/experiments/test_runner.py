@@ -35,7 +35,8 @@ from fedshift.experiments.records import Record, collect, read_history
 from fedshift.experiments.study import load_any
 from fedshift.federation.plan import FedAvg, FedSGD
 from fedshift.ratio import MultiSource
-from fedshift.workflow import Outcome, Settings
+from fedshift.settings import Settings
+from fedshift.workflow import Outcome
 from fedshift.workflow import run as run_workflow
 
 TEXT = """

@@ -15,7 +15,7 @@
     kind = "fedsgd"
     iterations = 400
 
-    [train]                             # fields of fedshift.workflow.Settings
+    [train]                             # fields of fedshift.Settings
     model = "mlp"                       # or {kind = "mlp", hidden = [32]}
 
     [weighting]                         # fields of fedshift.Weighting
@@ -67,7 +67,7 @@ from fedshift.experiments.spelling import (
 from fedshift.federation.plan import FedAvg, FedSGD, Plan
 from fedshift.federation.weigh import ESTIMATORS, make_estimator
 from fedshift.learn.models import MODELS, Shape
-from fedshift.workflow import Settings
+from fedshift.settings import Settings
 
 PLANS: dict[str, type[Plan]] = {"fedavg": FedAvg, "fedsgd": FedSGD}
 #: tables a method may change

@@ -33,7 +33,8 @@ from fedshift.experiments.recipe import Recipe
 from fedshift.experiments.records import Record, summarise
 from fedshift.experiments.shifts import Data
 from fedshift.learn.objective import Objective
-from fedshift.workflow import Outcome, Settings, check_device
+from fedshift.settings import Settings, check_device
+from fedshift.workflow import Outcome
 from fedshift.workflow import run as run_workflow
 
 #: most clients a table shows

@@ -23,8 +23,9 @@ from fedshift.learn.evaluate import LossName, evaluate
 from fedshift.learn.foresee import Forecast, foresee_accuracy, foresee_error
 from fedshift.learn.models import Scaled
 from fedshift.learn.objective import Objective
+from fedshift.settings import Settings
 from fedshift.tabular.outcome import Candidate
-from fedshift.workflow import Settings, count_classes
+from fedshift.training import count_classes
 
 #: mean log loss of telling a site's rows from training rows below which they look like none
 STRANGE = 0.1

@@ -1,0 +1,276 @@
+"""From rows and weights to a trained state: hold out, train with checkpoints, validate, score."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedshift.core.samples import Float64Array
+from fedshift.core.weights import Weights
+from fedshift.data.federation import ClientData, Federation
+from fedshift.errors import InputError
+from fedshift.federation import draw
+from fedshift.federation.checkpoint import fingerprint, load, save
+from fedshift.federation.engine import Engine
+from fedshift.federation.fused import Fused
+from fedshift.federation.ledger import Ledger
+from fedshift.federation.task import State, Task
+from fedshift.learn.evaluate import Evaluation, evaluate, predict
+from fedshift.learn.models import build
+from fedshift.learn.validate import WeightedRisk, importance_weighted_risk
+from fedshift.settings import ENGINES, Settings, device_of
+
+Watcher = Callable[[dict[str, Any]], None]
+Part = tuple[Federation, dict[str, Float64Array] | None]
+
+
+def hold_out(
+    federation: Federation,
+    weights: Mapping[str, Weights] | None,
+    settings: Settings,
+    goal: Mapping[str, Weights] | None = None,
+) -> tuple[Part, Part | None]:
+    """Training rows with their weights, and those kept out for validation, class by class.
+
+    Rows kept out have the weights of `goal`, if they are others than those of training.
+    """
+    values = [
+        None if side is None else {n: w.values for n, w in side.items()}
+        for side in (weights, goal or weights)
+    ]
+    if not settings.validation:
+        return (federation, values[0]), None
+    sides: list[Part] = []
+    chosen = {}
+    for c in federation:
+        count = max(1, round(settings.validation * len(c.x)))
+        if count >= len(c.x):
+            raise InputError(
+                f"client {c.name!r} has {len(c.x)} rows, too few to keep {count} out for "
+                "validation; lower validation"
+            )
+        order = draw.permutation(draw.key(settings.seed, "validation", c.name), 0, len(c.x))
+        if settings.loss == "cross-entropy":  # rare classes keep their share of both sides
+            order = order[np.argsort(c.y[order], kind="stable")]
+        every = np.diff(np.arange(len(c.x) + 1) * count // len(c.x)) > 0
+        chosen[c.name] = (np.sort(order[~every]), np.sort(order[every]))
+    for side in (0, 1):
+        clients = tuple(
+            replace(c, x=c.x[chosen[c.name][side]], y=c.y[chosen[c.name][side]]) for c in federation
+        )
+        whole = values[side]
+        part = None if whole is None else {n: v[chosen[n][side]] for n, v in whole.items()}
+        sides.append((Federation(clients), part))
+    return sides[0], sides[1]
+
+
+def count_classes(federation: Federation, settings: Settings) -> int:
+    """Classes of all training labels, checked before anything long begins; 1 in regression."""
+    if settings.loss != "cross-entropy":
+        return 1
+    for c in federation:
+        if not np.issubdtype(c.y.dtype, np.integer) or (len(c.y) and c.y.min() < 0):
+            raise InputError(
+                f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
+                "encode the classes first, or use FederatedClassifier, which does"
+            )
+    classes = 1 + max(int(c.y.max()) for c in federation)
+    for c in federation:
+        if c.test_y is not None and len(c.test_y) and c.test_y.max() >= classes:
+            raise InputError(
+                f"client {c.name!r}: test labels must be classes met in training, 0 to "
+                f"{classes - 1}; got {c.test_y.max()}; no client can teach it"
+            )
+    return classes
+
+
+def make_task(
+    federation: Federation,
+    weights: Mapping[str, Any] | None,
+    settings: Settings,
+    *,
+    classes: int | None = None,
+) -> Task:
+    """The task of training rows and weights."""
+    classes = count_classes(federation, settings) if classes is None else classes
+    if settings.loss == "squared":
+        federation = Federation(
+            tuple(replace(c, y=np.asarray(c.y, dtype=np.float64)) for c in federation)
+        )
+    model = build(settings.model, federation[0].x.shape[1:], classes, seed=settings.seed)
+    task = Task.of(
+        federation,
+        model,
+        settings.plan,
+        weights=weights,
+        loss=settings.loss,
+        dtype=torch.float64 if settings.precision == "float64" else torch.float32,
+        device=device_of(settings),
+    )
+    _check_output(task, classes)
+    return task
+
+
+def _check_output(task: Task, classes: int) -> None:
+    """Raise unless the model turns rows into as many scores as there are classes."""
+    rows = task.x[:2]
+    try:
+        with torch.inference_mode():
+            out = copy.deepcopy(task.model).eval()(rows)
+    except RuntimeError as error:
+        raise InputError(
+            f"model must take rows of shape {tuple(rows.shape[1:])}; got from it: {error}"
+        ) from error
+    if out.shape != (len(rows), classes):
+        raise InputError(
+            f"model must give {classes} scores a row, shape ({len(rows)}, {classes}) for "
+            f"{len(rows)} rows; got {tuple(out.shape)}"
+        )
+
+
+def start_engine(task: Task, state: State, settings: Settings) -> Engine:
+    """The engine the settings ask for, at a state."""
+    if settings.engine == "fused":
+        amp = settings.precision == "bfloat16"
+        return Fused(task, state, amp=amp, compile=settings.compile)
+    return ENGINES[settings.engine](task, state)
+
+
+def train(
+    task: Task,
+    held: Part | None,
+    settings: Settings,
+    *,
+    tag: Mapping[str, float],
+    folder: Path | None,
+    tell: Watcher,
+    ledger: Ledger,
+    test: Callable[[State], Evaluation] | None,
+) -> tuple[State, list[dict[str, Any]], str]:
+    total = task.plan.n_rounds
+    every = settings.check_every or max(1, total // 20)
+    mark = {
+        **fingerprint(task),
+        "engine": settings.engine,
+        "device": task.x.device.type,
+        "precision": settings.precision,
+        "model": _digest(repr(task.model), task.model.state_dict().values()),
+        "validation": f"{settings.validation} {settings.seed if held else ''}",
+    }
+    if tag and held is not None and held[1] is not None:  # not the weights of training
+        mark["validation weights"] = _digest("", map(torch.as_tensor, held[1].values()))
+    found = None if folder is None else load(folder, expect=mark)
+    state, notes = found if found else (task.begin(), {"history": [], "best": None, "ledger": []})
+    best = State(
+        int(notes["best"]["round"]) if notes["best"] else 0,
+        {n.removeprefix("best/"): t for n, t in state.tensors.items() if n.startswith("best/")},
+    )
+    state = State(
+        state.round, {n: t for n, t in state.tensors.items() if not n.startswith("best/")}
+    )
+    history: list[dict[str, Any]] = notes["history"]
+    spent = Ledger.from_records(notes["ledger"])
+    engine = start_engine(task, state, settings)
+    stopped = f"all {total} rounds were run"
+    tell({"phase": "train", "round": state.round, "rounds": total, **tag})
+    done, tries = state.round, int(notes.get("tries", 0))
+    while done < total:
+        if settings.patience is not None and tries >= settings.patience:
+            stopped = f"no lower validation loss in {tries} checks, after round {done}"
+            break
+        begin = time.perf_counter()
+        log = engine.advance(min(every, total - done))
+        done += len(log.losses)
+        spent.record_rounds(task, log)
+        line: dict[str, Any] = {
+            "round": done,
+            "loss": float(log.losses.mean()),
+            "seconds": time.perf_counter() - begin,
+            **tag,
+        }
+        state = engine.state
+        if held is not None:
+            risk = validate(task, state, held, settings)
+            line |= {"validation_loss": risk.loss, "validation_accuracy": risk.accuracy}
+            if not notes["best"] or risk.loss < notes["best"]["loss"]:
+                notes["best"] = {"round": done, "loss": risk.loss}
+                best, tries = state, 0
+            else:
+                tries += 1
+        if test is not None:
+            seen = test(state)
+            line |= {f"test_{seen.figure}": seen.mean, "test_clients": seen.values.tolist()}
+        history.append(line)
+        tell({"phase": "check", "rounds": total, **line})
+        if folder is not None:
+            extra = {f"best/{n}": t for n, t in best.tensors.items()}
+            notes |= {"history": history, "tries": tries, "ledger": spent.to_records()}
+            save(folder, State(done, {**state.tensors, **extra}), notes, fingerprint=mark)
+    ledger.merge(spent)
+    if settings.choose == "best" and best.tensors:
+        stopped += f"; the state after round {best.round} had the lowest validation loss"
+        return best, history, stopped
+    return state, history, stopped
+
+
+def _digest(said: str, numbers: Iterable[torch.Tensor]) -> str:
+    """A hash of words and numbers: what a model is, and where it starts from."""
+    found = hashlib.blake2b(said.encode(), digest_size=16)
+    for t in numbers:
+        found.update(t.detach().cpu().double().numpy().tobytes())
+    return found.hexdigest()
+
+
+def validate(task: Task, state: State, held: Part, settings: Settings) -> WeightedRisk:
+    """Importance-weighted risk on held-out training rows, summed over clients."""
+    federation, weights = held
+    total: WeightedRisk | None = None
+    shared = None if task.plan.norm == "local" else _on_device(task, state, None)
+    for c, share in zip(federation, task.share, strict=True):
+        if share == 0 or (weights is not None and not weights[c.name].any()):
+            continue  # no part of the objective
+        model = _on_device(task, state, c.name) if shared is None else shared
+        scores = predict(model, torch.as_tensor(c.x, dtype=task.x.dtype))
+        w = np.ones(len(c.y)) if weights is None else weights[c.name]
+        risk = importance_weighted_risk(scores, c.y, w, loss=settings.loss, share=float(share))
+        total = risk if total is None else total + risk
+    if total is None:
+        raise InputError("no held-out row counts: every client's weight is 0")
+    return total
+
+
+def score(
+    task: Task,
+    state: State,
+    federation: Federation,
+    settings: Settings,
+    weights: Mapping[str, Weights] | None = None,
+) -> Evaluation:
+    """Evaluate a state on every client's test rows."""
+    local = task.plan.norm == "local"
+    shared = None if local else _on_device(task, state, None)
+
+    def model_of(client: str) -> nn.Module:
+        return _on_device(task, state, client) if shared is None else shared
+
+    data = Federation(tuple(_cast(c, task.x.dtype) for c in federation))
+    values = None if weights is None else {n: w.values for n, w in weights.items()}
+    return evaluate(model_of, data, loss=settings.loss, weights=values)
+
+
+def _on_device(task: Task, state: State, client: str | None) -> nn.Module:
+    return task.module(state, client).to(task.x.device)
+
+
+def _cast(c: ClientData, dtype: torch.dtype) -> ClientData:
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    return replace(c, test_x=c.test_x.astype(kind, copy=False))
