@@ -1,7 +1,7 @@
 r"""Ratios without an assumption to make: did labels shift, or inputs? The rows are asked.
 
 Under label shift a few label laws are all that is missing (`FederatedMLLS`), and its ratios are
-far better than density ratios (`MultiSource`). Where p(x | y) changed they are wrong. Each also
+far better than density ratios (`MultiSource`). Where p(x | y) changed they are wrong. Each
 foretells how client k's unlabelled test rows differ from its training rows:
 
 ========  =====================================================================================
@@ -64,8 +64,9 @@ class FederatedAuto(BaseEstimator):
        .. math:: \tfrac12 \mathbb{E}_{te} \log(1 + e^{-\log r_k(x)})
                  + \tfrac12 \mathbb{E}_{tr} \log(1 + e^{\log r_k(x)}),
 
-       with rows judged by models and calibrations that have not seen them, and test label laws
-       estimated without the row? Every client and side counts the same; sums leave the clients.
+       with rows judged by models that have not seen them, density ratios calibrated and test
+       label laws estimated without them? Every client and side counts the same; sums leave the
+       clients.
     3. Label laws are taken unless density ratios are better by `explain.DOUBT` standard errors of
        the paired difference.
 
@@ -73,8 +74,9 @@ class FederatedAuto(BaseEstimator):
     labels are numbers or a class has no row anywhere, label laws where a client has a single
     distinct row. No test label is looked at.
 
-    Fails where labels and inputs both shifted (the better of two wrong explanations is taken), and
-    where p(y | x) changed and p(x) did not (unlabelled rows say nothing of it). Where the
+    Fails where labels and inputs both shifted, or labels here and inputs there (all clients get the
+    explanation that is better in the mean), and where p(y | x) changed and p(x) did not (unlabelled
+    rows say nothing of it). A slight shift of inputs may be put down to labels. Where the
     classifier of labels is poor (columns of very different scale, too few iterations), density
     ratios may be taken under label shift.
 
@@ -85,7 +87,7 @@ class FederatedAuto(BaseEstimator):
         least 16 × 16, else "mlp".
     plan : FedSGD or FedAvg, optional
         Of its training; default ``FedSGD(iterations=1000, importance="sampling")``. For photographs
-        more iterations and ``augment="crop-flip"`` are better.
+        try more iterations and ``augment="crop-flip"``.
     folds : int
         Of both. Density ratios have fewer where a client has fewer distinct rows.
     device : str, optional
@@ -254,7 +256,7 @@ def choose(label: Explanation, inputs: Explanation) -> tuple[Choice, str]:
     said = ", ".join(f"{n} {-e.value:+.3f} ± {e.error:.3f}" for n, e in alone.items())
     gap = d.value if choice == "inputs" else -d.value
     shown = any(e.value + SURE * e.error < 0 for e in alone.values())
-    nothing = "" if shown else "; neither shows a shift, so weights are near one"
+    nothing = "" if shown else "; neither shows a shift, so it matters little"
     return choice, (
         f"{taken}: they tell test from training rows by {gap:+.3f} ± {d.error:.3f} nats a row "
         f"beyond {other} ({said}){nothing}"
