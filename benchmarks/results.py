@@ -24,7 +24,9 @@ PAPER = HERE / "records" / "paper"
 #: table, methods with exact and estimated ratios, and without
 PRIZE = (
     ("paper/fmnist-five", "FTW", "FTW-federated-mlls", "ERM"),
+    ("paper/fmnist-five", "FTW", "FTW-federated-auto", "ERM"),
     ("paper/fmnist-five", "FTW", "FTW-multi-source", "ERM"),
+    ("paper/fmnist-five", "FTW", "FTW-neural", "ERM"),
     ("paper/fmnist-five", "FITW", "FITW-federated-mlls", "ERM"),
     ("paper/fmnist-two", "FTW", "FTW-federated-mlls", "ERM"),
     ("paper/fmnist-two", "FTW", "FTW-multi-source", "ERM"),
@@ -170,18 +172,23 @@ def estimated() -> str:
 
 
 def ablation() -> str:
-    """Paired differences of every change to training with estimated ratios."""
-    (found,) = compare([HERE / "records" / "ablation" / "fmnist-five.jsonl"])
+    """Paired differences of every change to training with estimated ratios, machine by machine."""
     rows = []
-    for line in found.rows:
-        base = CHANGED.get(line.method, "FTW-estimated")
-        gap = None if line.method == "FTW-exact" else found.paired(line.method, base)
-        said = "" if gap is None else f"{gap[0]:+.4f} ± {gap[1] or 0:.4f}"
-        mean, half = line.ours[:2]
-        rows.append(
-            f"| {line.method} | {mean:.4f} ± {half or 0:.4f} | {base if said else ''} | {said} |"
-        )
-    head = "| method | accuracy | compared with | difference of the same seeds |"
+    for path in sorted((HERE / "records" / "ablation").glob("fmnist-five*.jsonl")):
+        (found,) = compare([path])
+        machine = next(r for r in found.remarks if r.startswith("run on "))
+        machine = machine.removeprefix("run on ").partition(" (fedshift")[0]
+        for line in found.rows:
+            base = CHANGED.get(line.method, "FTW-estimated")
+            there = base in [row.method for row in found.rows] and base != line.method
+            gap = found.paired(line.method, base) if there else None
+            said = "" if gap is None else f"{gap[0]:+.4f} ± {gap[1] or 0:.4f}"
+            mean, half = line.ours[:2]
+            rows.append(
+                f"| {line.method} | {mean:.4f} ± {half or 0:.4f} | {base if said else ''} | {said} "
+                f"| {len(line.runs)} | {machine} |"
+            )
+    head = "| method | accuracy | compared with | difference of the same seeds | seeds | machine |"
     return lines(head, rows)
 
 
