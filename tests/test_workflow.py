@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ from sklearn.base import clone
 
 import fedshift as fs
 from fedshift.data import ClientData, GaussianShift
-from fedshift.errors import CheckpointError, InputError, LowCoverage
+from fedshift.errors import (
+    CheckpointError,
+    FedshiftWarning,
+    InputError,
+    LowCoverage,
+    TrainingDiverged,
+)
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.weigh import estimate, log_ratios, weigh
 from fedshift.learn.objective import Objective
@@ -146,6 +153,46 @@ class TestWeights:
             assert other is not None
             assert other.seconds != first.seconds
         assert (theirs / "log-ratios.safetensors").read_bytes() == kept
+
+    def test_exact_and_given_ratios_are_never_borrowed(self, tmp_path: Path) -> None:
+        """They hang on who built the federation, which its rows do not tell."""
+        fed = federation(2)
+        other = replace(
+            fed, truth=GaussianShift.mean_shift(d=2, clients=2, size=3.0).draw(seed=0).truth
+        )
+        first = estimate(fed, "exact", folder=tmp_path)
+        again = estimate(other, "exact", folder=tmp_path / "own", borrow=[tmp_path])
+        assert first is not None
+        assert again is not None
+        assert not any(tmp_path.rglob("*"))
+        for name, r in first.values.items():
+            assert not np.allclose(again.values[name], r)
+
+    def test_ratios_of_an_estimator_with_a_function_in_it_are_not_kept(
+        self, tmp_path: Path
+    ) -> None:
+        plan = fs.FedSGD(iterations=2)
+        for made, kept in ((lambda shape, count: fs.models.Linear(shape, count), 0), ("linear", 1)):
+            estimate(
+                federation(2), fs.federation.FederatedMLLS(model=made, plan=plan), folder=tmp_path
+            )
+            assert len(list(tmp_path.rglob("*"))) == kept
+
+    def test_borrowed_ratios_warn_as_estimated_ones_do(self, tmp_path: Path) -> None:
+        fed = federation(2)
+        few = fs.Federation(tuple(replace(c, x=c.x[:9], y=c.y[:9]) for c in fed))
+        said = []
+        for borrow in ([], [tmp_path / "own"]):
+            with pytest.warns(FedshiftWarning) as caught:
+                estimate(few, "multi-source", folder=tmp_path / "own", borrow=borrow)
+            said.append([(w.category, str(w.message)) for w in caught])
+        assert said[0] == said[1]
+
+    def test_a_neighbour_whose_file_cannot_be_read_is_passed_over(self, tmp_path: Path) -> None:
+        (tmp_path / "odd/log-ratios.safetensors").mkdir(parents=True)
+        gone = tmp_path / "gone"
+        found = estimate(federation(2), "logistic", borrow=[tmp_path / "odd", gone])
+        assert found is not None
 
     def test_given_ratios_are_checked(self) -> None:
         fed = federation(2)
@@ -423,6 +470,15 @@ class TestTraining:
             ({"flattenings": (1, 1.0), "validation": 0.1}, r"each once.*got \(1, 1.0\)"),
             ({"flattenings": (1.0, 0.5)}, "got validation 0; set it"),
             (
+                {"flattenings": (1.0,), "validation": 0.1, "plan": fs.FedSGD(iterations=0)},
+                "the plan has no rounds",
+            ),
+            ({"loss": "squared", "plan": fs.FedSGD(tail=1.0)}, "tail=1.0 bends the cross entropy"),
+            (
+                {"loss": "squared", "plan": fs.FedAvg(importance="logits")},
+                "importance='logits' moves the scores of classes",
+            ),
+            (
                 {"flattenings": (1.0,), "validation": 0.1, "weighting": fs.Weighting(flatten=0.5)},
                 "must be 1; got 0.5; leave one of them out",
             ),
@@ -463,6 +519,23 @@ class TestTraining:
 
 class Stop(Exception):
     pass
+
+    def test_whole_numbers_are_no_classes_in_a_regression(self) -> None:
+        """Neither counted (they may be large) nor taken for label shift."""
+        fed = federation(2)
+        big = fs.Federation(
+            tuple(replace(c, y=c.y.astype(np.int64) + 5 * 10**9, test_y=None) for c in fed)
+        )
+        asked = settings(loss="squared", ratio="federated-auto", plan=fs.FedSGD(iterations=2))
+        assert run(big, asked).reason.startswith("density ratios: labels are numbers")
+
+    def test_a_plan_that_names_nobody_is_refused_before_ratios_are_estimated(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedshift.workflow.estimate", None)  # not called
+        plan = fs.FedSGD(participation=("nobody",))
+        with pytest.raises(InputError, match="the plan names a client"):
+            run(federation(2), settings(plan=plan))
 
 
 class TestFlattenings:
@@ -646,3 +719,19 @@ class TestFlattenings:
         a, b = (run(federation(), self.settings(flattenings=t)) for t in ((1, 0.5), (0.5, 1.0)))
         assert a.stopped == b.stopped
         assert torch.equal(a.state.tensors["params"], b.state.tensors["params"])
+
+    def test_an_exponent_that_diverges_is_passed_over(self) -> None:
+        fed = federation(2)
+        rng = np.random.default_rng(0)
+        steep = {c.name: 90 * rng.random(len(c.x)) for c in fed}  # ratios up to e^90
+        plan = fs.FedSGD(iterations=20, optimizer="sgd", lr=0.05, batch_size=16)
+        asked = self.settings(ratio=steep, plan=plan, flattenings=(1.0, 0.0), check_every=5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FedshiftWarning)
+            out = run(fed, asked)
+            assert [t["flatten"] for t in out.tried] == [1.0, 0.0]
+            assert "the loss became inf" in out.tried[0]["diverged"]
+            assert "1.0 diverged" in out.stopped
+            assert out.history[0]["flatten"] == 0.0
+            with pytest.raises(TrainingDiverged, match="with every exponent"):
+                run(fed, replace(asked, flattenings=(1.0, 0.99)))

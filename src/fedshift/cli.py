@@ -356,8 +356,8 @@ def _run(given: argparse.Namespace) -> int:
     twice = sorted({m for m in given.method if given.method.count(m) > 1})
     if twice:
         given.wrong(f"argument --method: each must be named once; got {', '.join(twice)} again")
+    from fedshift.core.device import check_device
     from fedshift.experiments.recipe import seeds
-    from fedshift.settings import check_device
 
     chosen: tuple[int, ...] = ()
     try:
@@ -480,7 +480,7 @@ def _list(given: argparse.Namespace) -> int:
     from fedshift.experiments.recipe import Recipe, recipes
     from fedshift.experiments.shifts import SHIFTS
     from fedshift.experiments.study import load_any
-    from fedshift.federation.weigh import ESTIMATORS
+    from fedshift.federation.weigh import METHODS
     from fedshift.learn.models import MODELS
     from fedshift.learn.objective import Objective
 
@@ -500,7 +500,7 @@ def _list(given: argparse.Namespace) -> int:
         ("shifts", SHIFTS),
         ("models", MODELS),
         ("objectives", (*Objective.KINDS, *focused)),
-        ("estimators", ("exact", *ESTIMATORS)),
+        ("estimators", METHODS),
     ):
         print(f"{title}\n  {', '.join(names)}")
     return 0

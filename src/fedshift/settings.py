@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal
 
-import torch
 from torch import nn
 
+from fedshift.core.device import pick_device
 from fedshift.core.params import nearest, one_of, whole
 from fedshift.core.weights import Weighting
 from fedshift.errors import InputError
@@ -17,7 +17,7 @@ from fedshift.federation.engine import Engine
 from fedshift.federation.fused import Fused
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.federation.reference import Reference
-from fedshift.federation.weigh import ESTIMATORS, RatioMethod
+from fedshift.federation.weigh import METHODS, RatioMethod
 from fedshift.learn.objective import Objective
 
 ENGINES: dict[str, type[Engine]] = {"fused": Fused, "reference": Reference}
@@ -122,9 +122,10 @@ class Settings:
                 "patience and choose='best' look at validation rows; set validation, for example "
                 "to 0.1"
             )
+        self.plan.check_loss(self.loss)
         object.__setattr__(self, "flattenings", self._exponents())
-        if isinstance(self.ratio, str) and self.ratio not in ("exact", *ESTIMATORS):
-            raise InputError(f"ratio must be {nearest(self.ratio, ('exact', *ESTIMATORS))}")
+        if isinstance(self.ratio, str) and self.ratio not in METHODS:
+            raise InputError(f"ratio must be {nearest(self.ratio, METHODS)}")
         if self.ratio is None:
             raise InputError("ratio must be given; take 'federated-auto', or 'exact' where known")
 
@@ -144,6 +145,11 @@ class Settings:
                 "flattenings needs validation rows to choose on; got validation 0; set it, for "
                 "example to 0.1"
             )
+        if given and self.plan.n_rounds == 0:
+            raise InputError(
+                "flattenings compares what was trained; the plan has no rounds; give it some, or "
+                "leave flattenings out"
+            )
         if given and self.weighting.flatten != 1:
             raise InputError(
                 "flattenings takes the place of the weighting's flatten, which must be 1; got "
@@ -152,23 +158,9 @@ class Settings:
         return tuple(map(float, given))
 
 
-def check_device(name: str) -> None:
-    """Raise unless torch can compute there."""
-    try:
-        kind = torch.device(name).type
-    except RuntimeError as error:
-        raise InputError(f"device must be 'cpu' or 'cuda'; got {name!r}") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            f"device {name!r} needs a GPU and a torch that can use it; there is none here; take "
-            "'cpu', or leave it out"
-        )
-
-
 def device_of(settings: Settings) -> str:
     """Where to compute; raises if settings ask for what is not here."""
-    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
+    device = pick_device(settings.device)
     faster = "compile" if settings.compile else "precision='bfloat16'"
     wanted = settings.compile or settings.precision == "bfloat16"
     if wanted and (settings.engine != "fused" or not device.startswith("cuda")):

@@ -17,12 +17,13 @@ from torch import nn
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
 from fedshift.data.federation import ClientData, Federation
-from fedshift.errors import InputError
+from fedshift.errors import InputError, TrainingDiverged
 from fedshift.federation import draw
 from fedshift.federation.checkpoint import fingerprint, load, save
 from fedshift.federation.engine import Engine
 from fedshift.federation.fused import Fused
 from fedshift.federation.ledger import Ledger
+from fedshift.federation.marginals import class_count
 from fedshift.federation.task import State, Task
 from fedshift.learn.evaluate import Evaluation, evaluate, predict
 from fedshift.learn.models import build
@@ -77,13 +78,7 @@ def count_classes(federation: Federation, settings: Settings) -> int:
     """Classes of all training labels, checked before anything long begins; 1 in regression."""
     if settings.loss != "cross-entropy":
         return 1
-    for c in federation:
-        if not np.issubdtype(c.y.dtype, np.integer) or (len(c.y) and c.y.min() < 0):
-            raise InputError(
-                f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
-                "encode the classes first, or use FederatedClassifier, which does"
-            )
-    classes = 1 + max(int(c.y.max()) for c in federation)
+    classes = class_count(federation)
     for c in federation:
         if c.test_y is not None and len(c.test_y) and c.test_y.max() >= classes:
             raise InputError(
@@ -91,6 +86,12 @@ def count_classes(federation: Federation, settings: Settings) -> int:
                 f"{classes - 1}; got {c.test_y.max()}; no client can teach it"
             )
     return classes
+
+
+def with_numbers(federation: Federation) -> Federation:
+    """The federation with labels as float64, so that nobody takes whole numbers for classes."""
+    numbers = (replace(c, y=np.asarray(c.y, dtype=np.float64)) for c in federation)
+    return replace(federation, clients=tuple(numbers))
 
 
 def make_task(
@@ -102,10 +103,6 @@ def make_task(
 ) -> Task:
     """The task of training rows and weights."""
     classes = count_classes(federation, settings) if classes is None else classes
-    if settings.loss == "squared":
-        federation = Federation(
-            tuple(replace(c, y=np.asarray(c.y, dtype=np.float64)) for c in federation)
-        )
     model = build(settings.model, federation[0].x.shape[1:], classes, seed=settings.seed)
     task = Task.of(
         federation,
@@ -183,39 +180,41 @@ def train(
     stopped = f"all {total} rounds were run"
     tell({"phase": "train", "round": state.round, "rounds": total, **tag})
     done, tries = state.round, int(notes.get("tries", 0))
-    while done < total:
-        if settings.patience is not None and tries >= settings.patience:
-            stopped = f"no lower validation loss in {tries} checks, after round {done}"
-            break
-        begin = time.perf_counter()
-        log = engine.advance(min(every, total - done))
-        done += len(log.losses)
-        spent.record_rounds(task, log)
-        line: dict[str, Any] = {
-            "round": done,
-            "loss": float(log.losses.mean()),
-            "seconds": time.perf_counter() - begin,
-            **tag,
-        }
-        state = engine.state
-        if held is not None:
-            risk = validate(task, state, held, settings)
-            line |= {"validation_loss": risk.loss, "validation_accuracy": risk.accuracy}
-            if not notes["best"] or risk.loss < notes["best"]["loss"]:
-                notes["best"] = {"round": done, "loss": risk.loss}
-                best, tries = state, 0
-            else:
-                tries += 1
-        if test is not None:
-            seen = test(state)
-            line |= {f"test_{seen.figure}": seen.mean, "test_clients": seen.values.tolist()}
-        history.append(line)
-        tell({"phase": "check", "rounds": total, **line})
-        if folder is not None:
-            extra = {f"best/{n}": t for n, t in best.tensors.items()}
-            notes |= {"history": history, "tries": tries, "ledger": spent.to_records()}
-            save(folder, State(done, {**state.tensors, **extra}), notes, fingerprint=mark)
-    ledger.merge(spent)
+    try:
+        while done < total:
+            if settings.patience is not None and tries >= settings.patience:
+                stopped = f"no lower validation loss in {tries} checks, after round {done}"
+                break
+            begin = time.perf_counter()
+            log = engine.advance(min(every, total - done))
+            done += len(log.losses)
+            spent.record_rounds(task, log)
+            line: dict[str, Any] = {
+                "round": done,
+                "loss": float(log.losses.mean()),
+                "seconds": time.perf_counter() - begin,
+                **tag,
+            }
+            state = engine.state
+            if held is not None:
+                risk = validate(task, state, held, settings)
+                line |= {"validation_loss": risk.loss, "validation_accuracy": risk.accuracy}
+                if not notes["best"] or risk.loss < notes["best"]["loss"]:
+                    notes["best"] = {"round": done, "loss": risk.loss}
+                    best, tries = state, 0
+                else:
+                    tries += 1
+            if test is not None:
+                seen = test(state)
+                line |= {f"test_{seen.figure}": seen.mean, "test_clients": seen.values.tolist()}
+            history.append(line)
+            tell({"phase": "check", "rounds": total, **line})
+            if folder is not None:
+                extra = {f"best/{n}": t for n, t in best.tensors.items()}
+                notes |= {"history": history, "tries": tries, "ledger": spent.to_records()}
+                save(folder, State(done, {**state.tensors, **extra}), notes, fingerprint=mark)
+    finally:  # what a run that diverged has sent counts too
+        ledger.merge(spent)
     if settings.choose == "best" and best.tensors:
         stopped += f"; the state after round {best.round} had the lowest validation loss"
         return best, history, stopped
@@ -240,6 +239,11 @@ def validate(task: Task, state: State, held: Part, settings: Settings) -> Weight
             continue  # no part of the objective
         model = _on_device(task, state, c.name) if shared is None else shared
         scores = predict(model, torch.as_tensor(c.x, dtype=task.x.dtype))
+        if not bool(torch.isfinite(scores).all()):
+            raise TrainingDiverged(
+                f"after round {state.round} scores of client {c.name!r}'s held-out rows are not "
+                "finite; lower lr, or the largest weights with Weighting(clip=…)"
+            )
         w = np.ones(len(c.y)) if weights is None else weights[c.name]
         risk = importance_weighted_risk(scores, c.y, w, loss=settings.loss, share=float(share))
         total = risk if total is None else total + risk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,13 +14,21 @@ from torch import nn
 
 from fedshift.core.weights import Weights
 from fedshift.data.federation import Federation
-from fedshift.errors import InputError
+from fedshift.errors import InputError, TrainingDiverged
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.task import State, Task
 from fedshift.federation.weigh import Ratios, estimate, weighted
 from fedshift.learn.evaluate import Evaluation
 from fedshift.settings import Settings, device_of
-from fedshift.training import Watcher, count_classes, hold_out, make_task, score, train
+from fedshift.training import (
+    Watcher,
+    count_classes,
+    hold_out,
+    make_task,
+    score,
+    train,
+    with_numbers,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +54,7 @@ class Outcome:
     seconds : float
     tried : list of dict
         With `Settings.flattenings`, a line for every exponent: flatten, round, validation_loss (of
-        the state it would have given), seconds.
+        the state it would have given), seconds; or flatten, diverged (how), seconds.
     reason : str
         Why the ratios are what they are, if an estimator chose (`FederatedAuto.reason_`).
     """
@@ -100,8 +109,11 @@ def run(
     tell = watch or (lambda _: None)
     folder = None if folder is None else Path(folder)
     ledger = Ledger()
-    classes = count_classes(federation, settings)
-    device_of(settings)  # all checks before anything long begins
+    if settings.loss == "squared":
+        federation = with_numbers(federation)
+    classes = count_classes(federation, settings)  # all checks before anything long begins
+    device_of(settings)
+    settings.plan.check_clients([c.name for c in federation])
     labelled = all(c.test_y is not None for c in federation)
     if settings.watch_test and not labelled:
         raise InputError("watch_test needs test labels of every client; leave it out")
@@ -165,7 +177,13 @@ def _train_candidates(
     best: Outcome | None = None
     tried: list[dict[str, Any]] = []
     for flatten in sorted(settings.flattenings, reverse=True):  # of equals the larger is kept
-        out = trained({"flatten": flatten}, goal)
+        begin = time.perf_counter()
+        try:
+            out = trained({"flatten": flatten}, goal)
+        except TrainingDiverged as error:  # steep ratios may; flatter ones need not
+            spent = time.perf_counter() - begin
+            tried.append({"flatten": flatten, "diverged": str(error), "seconds": spent})
+            continue
         losses = [line["validation_loss"] for line in out.history]
         told = {
             "flatten": flatten,
@@ -173,11 +191,18 @@ def _train_candidates(
             "validation_loss": min(losses) if settings.choose == "best" else losses[-1],
             "seconds": sum(line["seconds"] for line in out.history),
         }
-        if best is None or told["validation_loss"] < min(t["validation_loss"] for t in tried):
+        before = [t["validation_loss"] for t in tried if "validation_loss" in t]
+        if told["validation_loss"] < min(before, default=math.inf):
             best = out
         tried.append(told)
-    assert best is not None
-    said = ", ".join(f"{t['validation_loss']:.6g} with {t['flatten']}" for t in tried)
+    if best is None:
+        raise TrainingDiverged(f"with every exponent, at last: {tried[-1]['diverged']}")
+    said = ", ".join(
+        f"{t['validation_loss']:.6g} with {t['flatten']}"
+        if "validation_loss" in t
+        else f"{t['flatten']} diverged"
+        for t in tried
+    )
     chosen = best.history[0]["flatten"]
     stopped = f"{best.stopped}; exponent {chosen} had the lowest validation loss ({said})"
     return replace(best, stopped=stopped, tried=tried)

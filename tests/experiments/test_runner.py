@@ -127,7 +127,7 @@ def test_a_run_leaves_evidence(tmp_path: Path) -> None:
         "recipe.toml",
         "result.json",
     ]
-    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["log-ratios.safetensors"]
+    assert not list((folder / "checkpoints").iterdir())  # exact ratios are not kept
 
     asked = Recipe.load(folder / "recipe.toml")  # runs again
     assert asked == recipe.narrow("FTW", 0)
@@ -440,7 +440,7 @@ def test_interrupted_between_exponents_it_goes_on(
     assert result["train_seconds"] == sum(t["seconds"] for t in result["tried"]) > before
     chosen = min(result["tried"], key=lambda t: t["validation_loss"])
     assert {x["flatten"] for x in read_history(folder)} == {chosen["flatten"]}
-    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["log-ratios.safetensors"]
+    assert not list((folder / "checkpoints").iterdir())  # exact ratios are not kept
 
 
 def same(cut: Path, whole: Path, method: str = "FTW") -> bool:

@@ -377,3 +377,12 @@ def test_it_is_the_default() -> None:
 )
 def test_the_model_suits_the_rows(shape: tuple[int, ...], model: str) -> None:
     assert _model_for(shape) == model
+
+
+def test_what_cannot_be_used_is_named(digits: fs.Federation) -> None:
+    estimators: tuple[Any, ...] = (FederatedAuto, FederatedMLLS)
+    for made in estimators:
+        with pytest.raises(InputError, match=r"plan must be FedSGD\(…\), FedAvg\(…\) or None"):
+            made(plan="quick").fit(digits)
+        with pytest.raises(InputError, match="device must be 'cpu' or 'cuda'; got 'abacus'"):
+            made(device="abacus").fit(digits)

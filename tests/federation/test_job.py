@@ -217,6 +217,8 @@ def test_a_module_is_known_by_its_numbers() -> None:
             },
             "labels that are classes",
         ),
+        ({"loss": "squared", "classes": 1, "plan": FedSGD(tail=1.0)}, "tail=1.0 bends"),
+        ({"loss": "squared", "classes": 1, "plan": FedSGD(importance="logits")}, "of classes"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], why: str) -> None:
@@ -233,6 +235,9 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], why: str) -> None:
         ({"plan": FedSGD(norm="local")}, "another norm"),
         ({"kind": "raw", "bound": True}, "multi-source"),
         ({"kind": "federated-mlls", "folds": 1}, "folds ≥ 2"),
+        ({"kind": "raw", "estimator": "federated-auto"}, "estimator"),
+        ({"kind": "local", "estimator": "clasifier"}, "did you mean 'classifier'"),
+        ({"plan": FedSGD(importance="logits")}, "'loss' or 'sampling'"),
     ],
 )
 def test_ratio_phases_are_checked(changes: dict[str, Any], why: str) -> None:

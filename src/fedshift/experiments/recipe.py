@@ -65,7 +65,7 @@ from fedshift.experiments.spelling import (
     to_toml,
 )
 from fedshift.federation.plan import FedAvg, FedSGD, Plan
-from fedshift.federation.weigh import ESTIMATORS, make_estimator
+from fedshift.federation.weigh import METHODS, make_estimator
 from fedshift.learn.models import MODELS, Shape
 from fedshift.settings import Settings
 
@@ -101,7 +101,7 @@ class Ratio(Choice):
 
     def check(self, place: Place) -> None:
         """Raise if there is no such estimator or option."""
-        self.named(("exact", *ESTIMATORS), "ratio", place)
+        self.named(METHODS, "ratio", place)
         if self.options:
             if self.kind == "exact":
                 raise InputError(f"{place}: ratio 'exact' has no options; got {self.options}")

@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from scipy import stats
 
+from fedshift.core.device import check_device
 from fedshift.core.weights import calibration
 from fedshift.data.federation import Federation
 from fedshift.data.sources import Images, available
@@ -33,7 +34,7 @@ from fedshift.experiments.recipe import Recipe
 from fedshift.experiments.records import Record, summarise
 from fedshift.experiments.shifts import Data
 from fedshift.learn.objective import Objective
-from fedshift.settings import Settings, check_device
+from fedshift.settings import Settings
 from fedshift.workflow import Outcome
 from fedshift.workflow import run as run_workflow
 

@@ -27,7 +27,6 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, Sample, as_rows
 from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import InputError, TrainingDiverged
@@ -42,7 +41,12 @@ from fedshift.federation.explain import (
     told_apart,
 )
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.marginals import FederatedMLLS, federation_digest, label_laws
+from fedshift.federation.marginals import (
+    FederatedMLLS,
+    check_phase,
+    federation_digest,
+    label_laws,
+)
 from fedshift.federation.plan import FedAvg, FedSGD
 from fedshift.learn.gate import SUMS
 from fedshift.ratio.multi_source import MultiSource
@@ -144,7 +148,7 @@ class FederatedAuto(BaseEstimator):
         InputError
             If neither label laws nor density ratios can be estimated; says why.
         """
-        whole(self, "folds", least=2)
+        check_phase(self)
         self.ledger_ = Ledger()
         self.candidates_: dict[str, Any] = {}
         self.explanations_: dict[str, Explanation] = {}

@@ -80,6 +80,11 @@ def descend(
     tol : float
         Largest entry of the gradient at the end.
     """
+    if task.plan.tail or task.plan.importance == "logits":
+        raise InputError(
+            "a descent multiplies plain losses by weights; take tail=0 and importance='loss' in "
+            "the plan"
+        )
     if norm_layers(task.model):
         raise InputError("a descent needs a model without BatchNorm; take model='linear' or 'mlp'")
     plain = isinstance(task.model, Linear)

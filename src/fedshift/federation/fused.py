@@ -540,7 +540,7 @@ def _same(a: Task, b: Task) -> None:
             f"runs side by side need the same plan but for seed and client_weights; got {a.plan} "
             f"and {b.plan}"
         )
-    if len(a.names) != len(b.names) or a.layout.shapes != b.layout.shapes or a.loss is not b.loss:
+    if len(a.names) != len(b.names) or a.layout.shapes != b.layout.shapes or a.loss != b.loss:
         raise InputError("runs side by side need as many clients, the same model and the same loss")
     frozen = [dict(t.model.named_parameters()) for t in (a, b)]
     for name, p in frozen[0].items():

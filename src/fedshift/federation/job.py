@@ -21,6 +21,7 @@ from fedshift.errors import InputError
 from fedshift.federation.messages import digest
 from fedshift.federation.plan import FedAvg, Plan
 from fedshift.federation.task import Task
+from fedshift.federation.weigh import ESTIMATORS
 from fedshift.learn.models import build
 from fedshift.learn.objective import Objective
 
@@ -88,6 +89,13 @@ class RatioPhase:
                 "RatioPhase: the ratio model is trained by everybody and shared whole; leave "
                 "participation out of its plan and take another norm than 'local'"
             )
+        alone = tuple(n for n in ESTIMATORS if not n.startswith("federated-"))
+        one_of(self, "estimator", alone)
+        if self.kind == "multi-source" and self.plan.importance == "logits":
+            raise InputError(
+                "RatioPhase: a site has rows of two laws only, so logits of the others would be "
+                "moved by a guess; take importance='loss' or 'sampling' in its plan"
+            )
         if self.bound and self.kind != "multi-source":
             raise InputError("RatioPhase: bound=True needs kind='multi-source'")
         if self.kind == "federated-mlls" and self.folds < 2:
@@ -153,6 +161,7 @@ class Job:
             whole(self, "minimum")
         if not self.clients or len(set(self.clients)) < len(self.clients):
             raise InputError(f"clients must be names, each once; got {list(self.clients)}")
+        self.plan.check_loss(self.loss)
         if self.minimum is not None and self.minimum > len(self.clients):
             raise InputError(
                 f"minimum must be at most the {len(self.clients)} clients; got {self.minimum}"

@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
+from fedshift.core.device import pick_device
 from fedshift.core.label import Calibration, bcts, mlls
 from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array
@@ -92,7 +93,7 @@ class FederatedMLLS(BaseEstimator):
 
     def fit(self, federation: Federation) -> Self:
         """Train, calibrate, and estimate every client's test label law."""
-        whole(self, "folds", least=2)
+        check_phase(self)
         laws = label_laws(federation)
         count = len(next(iter(laws.values())))
         balance = {c.name: balanced(c.y, count) for c in federation}
@@ -162,7 +163,7 @@ class FederatedMLLS(BaseEstimator):
             build(self.model, federation[0].x.shape[1:], count, seed=self.seed + out),
             replace(plan, seed=plan.seed + self.seed),
             weights={name: w[kept[name]] for name, w in balance.items()},
-            device=self.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            device=pick_device(self.device),
         )
 
     def _train(self, tasks: list[Task]) -> list[State]:
@@ -181,6 +182,17 @@ class FederatedMLLS(BaseEstimator):
         return states
 
 
+def check_phase(estimator: Any) -> None:
+    """Raise unless folds, plan and device of an estimator trained in a federation can be used."""
+    whole(estimator, "folds", least=2)
+    if not isinstance(estimator.plan, FedSGD | FedAvg | None):
+        raise InputError(
+            f"{type(estimator).__name__}: plan must be FedSGD(…), FedAvg(…) or None; got "
+            f"{estimator.plan!r}"
+        )
+    pick_device(estimator.device)
+
+
 def label_laws(federation: Federation) -> dict[str, Float64Array]:
     """Counted training label law (C,) of every client.
 
@@ -189,21 +201,26 @@ def label_laws(federation: Federation) -> dict[str, Float64Array]:
     InputError
         If labels are no whole numbers 0, 1, …, or no client has one of the classes.
     """
+    count = class_count(federation)
+    there = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
+    if len(there) < count:  # before anything is counted: numbers may be large
+        absent = np.flatnonzero(np.append(there, count) != np.arange(len(there) + 1))[0]
+        raise InputError(
+            f"every class 0 … {count - 1} must occur at some client; got no row of class "
+            f"{absent}; renumber the classes"
+        )
+    return {c.name: np.bincount(c.y, minlength=count) / len(c.y) for c in federation}
+
+
+def class_count(federation: Federation) -> int:
+    """1 + the largest label of all clients; raises unless labels are whole numbers 0, 1, …."""
     for c in federation:
         if not np.issubdtype(c.y.dtype, np.integer) or c.y.min() < 0:
             raise InputError(
                 f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
                 "encode the classes first, or use FederatedClassifier, which does"
             )
-    count = 1 + max(int(c.y.max()) for c in federation)
-    laws = {c.name: np.bincount(c.y, minlength=count) / len(c.y) for c in federation}
-    absent = np.flatnonzero(np.sum(list(laws.values()), axis=0) == 0)
-    if len(absent):
-        raise InputError(
-            f"every class 0 … {count - 1} must occur at some client; got no row of class "
-            f"{absent[0]}; renumber the classes"
-        )
-    return laws
+    return 1 + max(int(c.y.max()) for c in federation)
 
 
 def balanced(y: npt.NDArray[Any], count: int) -> Float64Array:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from fedshift.core.params import one_of, positive, whole
+from fedshift.core.params import nearest, one_of, positive, whole
 from fedshift.errors import InputError
 from fedshift.learn.norm import POLICIES, NormPolicy
 
@@ -226,6 +226,32 @@ class Plan(ABC):
                 raise InputError(
                     f"client_weights must be numbers ≥ 0; got {value!r} for client {name!r}"
                 )
+
+    def check_loss(self, loss: str) -> None:
+        """Raise if the plan is of classes and the loss of numbers."""
+        if loss == "cross-entropy":
+            return
+        if self.tail:
+            raise InputError(
+                f"{type(self).__name__}: tail={self.tail} bends the cross entropy of classes; the "
+                f"loss is {loss!r}; set tail=0"
+            )
+        if self.importance == "logits":
+            raise InputError(
+                f"{type(self).__name__}: importance='logits' moves the scores of classes; the loss "
+                f"is {loss!r}; take importance='loss' or 'sampling'"
+            )
+
+    def check_clients(self, names: Sequence[str]) -> None:
+        """Raise if the plan names a client that is not there, or asks for too many."""
+        p = self.participation
+        for name in (*(self.client_weights or {}), *(p if isinstance(p, tuple) else ())):
+            if name not in names:
+                raise InputError(f"the plan names a client; it must be {nearest(name, names)}")
+        if isinstance(p, int) and p > len(names):
+            raise InputError(
+                f"participation must be at most the number of clients, {len(names)}; got {p}"
+            )
 
     @property
     @abstractmethod

@@ -24,7 +24,7 @@ from fedshift.federation.layout import Layout
 from fedshift.federation.optimise import memory
 from fedshift.federation.plan import FedAvg, Plan
 from fedshift.learn.augment import blend, crops, shares, take_cropped
-from fedshift.learn.losses import LOSSES, Loss, cross_entropy, polynomial
+from fedshift.learn.losses import LOSSES, Loss, Polynomial, cross_entropy
 from fedshift.learn.norm import convert, norm_layers, pooled, restore
 
 #: entries of a state that make the model
@@ -142,14 +142,15 @@ class Task:
         if isinstance(loss, str):
             if loss not in LOSSES:
                 raise InputError(f"loss must be {nearest(loss, LOSSES)}")
+            plan.check_loss(loss)
             loss = LOSSES[loss]
+        elif plan.tail:
+            raise InputError(
+                f"tail={plan.tail} bends the cross entropy; the loss here is your own; set tail=0 "
+                "in the plan"
+            )
         if plan.tail:
-            if loss is not cross_entropy:
-                raise InputError(
-                    f"tail={plan.tail} bends the cross entropy of classes; the loss here is another"
-                    "; set tail=0 in the plan"
-                )
-            loss = polynomial(plan.tail)
+            loss = Polynomial(plan.tail)
         sizes = [len(c.x) for c in federation]
         # joined before torch sees them: it warns of arrays that must not be written to
         x = torch.as_tensor(np.concatenate([c.x for c in federation]), dtype=dtype)
@@ -175,14 +176,7 @@ class Task:
                 "importance='logits' moves the scores of classes; labels here are numbers; take "
                 "importance='loss' or 'sampling'"
             )
-        for name in (*(self.plan.client_weights or {}), *self._fixed):
-            if name not in self.names:
-                raise InputError(f"the plan names a client; it must be {nearest(name, self.names)}")
-        if isinstance(self.plan.participation, int) and self.plan.participation > len(self.names):
-            raise InputError(
-                f"participation must be at most the number of clients, {len(self.names)}; got "
-                f"{self.plan.participation}"
-            )
+        self.plan.check_clients(self.names)
 
     @property
     def _fixed(self) -> Sequence[str]:

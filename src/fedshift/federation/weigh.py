@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ from safetensors.torch import save as to_safetensors
 from sklearn.base import clone
 from torch import nn
 
+from fedshift import errors
 from fedshift.core.files import atomic_path
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weighting, Weights
 from fedshift.data.federation import Federation
-from fedshift.errors import InputError, LowCoverage
+from fedshift.errors import FedshiftWarning, InputError, LowCoverage
 from fedshift.federation.choice import FederatedAuto
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.marginals import FederatedMLLS, federation_digest
@@ -51,7 +53,7 @@ ESTIMATORS = {
 }
 METHODS = ("exact", *ESTIMATORS)
 #: of the estimators: raise it when their numbers change, so that no run takes older ones
-VERSION = 1
+VERSION = 2
 #: file of a run's log ratios
 KEPT = "log-ratios.safetensors"
 LABELLED = ("BBSE", "MLLS", "RLLS")
@@ -73,12 +75,15 @@ class Ratios:
         Of the estimation, whenever that was.
     reason : str
         Why an estimator that chooses chose as it did; empty for others.
+    warnings : tuple of (category, message)
+        That came up.
     """
 
     values: dict[str, Float64Array]
     ledger: Ledger
     seconds: float
     reason: str = ""
+    warnings: tuple[tuple[str, str], ...] = ()
 
 
 def estimate(
@@ -100,7 +105,10 @@ def estimate(
         Keeps the log ratios, for a run that goes on after it was stopped.
     borrow : paths
         Folders of other runs. Log ratios of the same data, estimator, objective and seed are taken
-        from there instead of being estimated again.
+        from there instead of being estimated again; warnings of the estimation come again.
+
+    Only estimates are kept: exact ratios hang on the builder of the federation, which rows do not
+    tell, and those of an estimator with a function in it on what that function does.
     """
     objective = Objective.of(objective)
     goals = objective.goals(federation)
@@ -112,18 +120,36 @@ def estimate(
             f"ratio must be {nearest(ratio, METHODS)}; or an estimator of fedshift.ratio, or log "
             "ratios by client"
         )
-    own = None if folder is None else Path(folder) / KEPT
-    places = [*([] if own is None else [own]), *(Path(other) / KEPT for other in borrow)]
+    keeps = ratio != "exact" if isinstance(ratio, str) else _is_told(ratio)
+    own = Path(folder) / KEPT if folder is not None and keeps else None
+    places = [*([] if own is None else [own]), *(Path(b) / KEPT for b in borrow if keeps)]
     wanted = _fingerprint(federation, ratio, str(objective), seed) if places else ""
     there = ((place, _kept(place, wanted)) for place in places)
     place, found = next((pair for pair in there if pair[1] is not None), (None, None))
     if found is None:
-        ledger, reasons, begin = Ledger(), list[str](), time.perf_counter()
-        values = log_ratios(federation, ratio, goals, seed=seed, ledger=ledger, reasons=reasons)
-        found = Ratios(values, ledger, time.perf_counter() - begin, "; ".join(reasons))
+        found = _estimated(federation, ratio, goals, seed)
+    else:
+        for name, message in found.warnings:
+            warnings.warn(message, getattr(errors, name), stacklevel=2)
     if own is not None and place != own:
         _keep(own, wanted, found)
     return found
+
+
+def _estimated(
+    federation: Federation, ratio: RatioMethod, goals: Mapping[str, str | None], seed: int
+) -> Ratios:
+    """Log ratios as they are estimated now."""
+    ledger, reasons, begin = Ledger(), list[str](), time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        values = log_ratios(federation, ratio, goals, seed=seed, ledger=ledger, reasons=reasons)
+    spent, told = time.perf_counter() - begin, []
+    for w in caught:  # as the caller wants them
+        warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
+        if issubclass(w.category, FedshiftWarning):
+            told.append((w.category.__name__, str(w.message)))
+    return Ratios(values, ledger, spent, "; ".join(reasons), tuple(told))
 
 
 def weigh(
@@ -298,14 +324,15 @@ def _record_sharing(federation: Federation, goals: Mapping[str, str], ledger: Le
                 ledger.add(name, "query.share", down=size)
 
 
-def _fingerprint(federation: Federation, ratio: RatioMethod, objective: str, seed: int) -> str:
-    """What log ratios depend on."""
-    if isinstance(ratio, Mapping):
-        given = hashlib.blake2b(digest_size=16)
-        for name in sorted(ratio):
-            given.update(np.ascontiguousarray(ratio[name], dtype=np.float64).tobytes())
-        said = given.hexdigest()
-    elif isinstance(ratio, str):
+def _is_told(ratio: Any) -> bool:
+    """Whether an estimator's parameters tell all that its ratios depend on."""
+    given = ratio.get_params().values() if hasattr(ratio, "get_params") else [len]
+    return not any(isinstance(v, FunctionType | MethodType | BuiltinFunctionType) for v in given)
+
+
+def _fingerprint(federation: Federation, ratio: Any, objective: str, seed: int) -> str:
+    """What estimated log ratios depend on."""
+    if isinstance(ratio, str):
         said = ratio
     else:  # repr of an estimator leaves defaults out and shortens what is long
         options = {name: repr(value) for name, value in sorted(_options(ratio).items())}
@@ -327,19 +354,18 @@ def _options(estimator: Any) -> dict[str, Any]:
 
 def _kept(path: Path, wanted: str) -> Ratios | None:
     """Log ratios of an earlier run and what they cost, if they are the ones wanted."""
-    if not path.exists():
-        return None
     try:
         with safe_open(str(path), framework="pt") as file:
             notes = file.metadata() or {}
         if notes.get("fingerprint") != wanted:
             return None
         tensors = load_file(str(path))
-    except SafetensorError:  # damaged: estimate again
+    except (SafetensorError, OSError):  # damaged, not there or just removed: estimate
         return None
     ledger = Ledger.from_records(json.loads(notes["ledger"]))
     values = {name: t.numpy() for name, t in tensors.items()}
-    return Ratios(values, ledger, float(notes["seconds"]), notes.get("reason", ""))
+    told = tuple((name, message) for name, message in json.loads(notes["warnings"]))
+    return Ratios(values, ledger, float(notes["seconds"]), notes["reason"], told)
 
 
 def _keep(path: Path, fingerprint: str, ratios: Ratios) -> None:
@@ -349,6 +375,7 @@ def _keep(path: Path, fingerprint: str, ratios: Ratios) -> None:
         "ledger": json.dumps(ratios.ledger.to_records()),
         "seconds": repr(ratios.seconds),
         "reason": ratios.reason,
+        "warnings": json.dumps(ratios.warnings),
     }
     with atomic_path(path) as temporary:
         temporary.write_bytes(to_safetensors(tensors, notes))

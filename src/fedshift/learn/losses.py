@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ def squared(scores: Tensor, y: Tensor) -> Tensor:
     return (scores.reshape(len(y)) - y).square() / 2
 
 
-@lru_cache  # the same exponent is the same loss: engines ask whether runs share it
-def polynomial(tail: float) -> Loss:
+@dataclass(frozen=True)
+class Polynomial:
     r"""Cross entropy with a polynomial tail, a function of the margin z of the right class.
 
     .. math::
@@ -39,23 +39,24 @@ def polynomial(tail: float) -> Loss:
     Haque, Hashimoto: Is importance weighting incompatible with interpolating classifiers? 2021).
     The smaller the exponent a, the longer well-fitted rows keep pulling; a → ∞ is e^{−z/(2 log 2)}.
 
-    Parameters
+    Attributes
     ----------
     tail : float
         The exponent a > 0.
     """
-    width = 2 * tail * math.log(2.0)
 
-    def loss(scores: Tensor, y: Tensor) -> Tensor:
+    tail: float
+
+    def __call__(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Loss of every row, (n,)."""
         at = y.unsqueeze(1)
         rest = scores.scatter(1, at, -torch.inf)
         z = scores.gather(1, at).squeeze(1) - torch.logsumexp(rest, dim=1)
         # each branch is only asked where it holds: gradients of the other must stay finite
         left = F.softplus(-z.clamp(max=0.0))
-        right = math.log(2.0) * (1 + z.clamp(min=0.0) / width) ** -tail
+        width = 2 * self.tail * math.log(2.0)
+        right = math.log(2.0) * torch.exp(-self.tail * torch.log1p(z.clamp(min=0.0) / width))
         return torch.where(z < 0, left, right)
-
-    return loss
 
 
 #: by the name that settings give them

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedshift.core.calibrate import Evidence, Saturation, worthwhile_saturation
+from fedshift.core.device import pick_device
 from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, Sample, as_rows, fold_of
 from fedshift.errors import InputError
@@ -25,7 +26,6 @@ from fedshift.ratio.network import (
     Scaler,
     build,
     check_output,
-    pick_device,
     predict,
     split,
     train,
@@ -124,7 +124,7 @@ class MultiSource(BaseEstimator):
         self._check()
         self.n_laws_ = len(self.targets_)
         self._laws = laws
-        device = pick_device(self.device)
+        device = torch.device(pick_device(self.device))
         self._scaler = Scaler.of(*laws, device=device)
         self._fold = [fold_of(len(s), max(1, self.folds), seed=self.seed) for s in laws]
         if self.folds > 1:

@@ -113,11 +113,6 @@ def check_output(net: nn.Module, scaler: Scaler, x: FloatArray, out: int) -> Non
         )
 
 
-def pick_device(name: str | None) -> torch.device:
-    """The named device, or a GPU if there is one, else the CPU."""
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
 @dataclass(frozen=True)
 class Scaler:
     """Rows to tensors: standardised by column, images by one common mean and scale.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from fedshift.core.bregman import Divergence, divergence, nonnegative_parts, training_loss
+from fedshift.core.device import pick_device
 from fedshift.core.params import positive, whole
 from fedshift.core.samples import Float64Array, FloatArray, Sample
 from fedshift.errors import InputError
@@ -22,7 +23,6 @@ from fedshift.ratio.network import (
     Scaler,
     build,
     check_output,
-    pick_device,
     predict,
     split,
     train,
@@ -127,7 +127,7 @@ class Neural(RatioEstimator):
         self.c_ = 0.0 if self.bound_ is None else 1.0 / (self.slack * self.bound_)
         which = divergence(self.divergence, c=self.c_ or None)
         self._pu = which.name == "pu"
-        device = pick_device(self.device)
+        device = torch.device(pick_device(self.device))
         generator = torch.Generator().manual_seed(self.seed)
         self._scaler = Scaler.of(source, target, device=device)
         warn_if_few(source, target)
