@@ -234,7 +234,7 @@ class MultiSource(BaseEstimator):
     def held_out_log_ratio(
         self, *, source: Name = None, target: Name = None
     ) -> tuple[Float64Array, Float64Array]:
-        """Log ratio p_target / p_source at both laws' own rows, by what has seen neither.
+        """Log ratio p_target / p_source at both laws' own rows, each held out.
 
         Here the calibration, too, is fitted without the fold of the row, so that how well the log
         ratios tell the two laws apart is evidence. Needs folds.
