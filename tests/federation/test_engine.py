@@ -288,3 +288,29 @@ def test_runs_side_by_side_must_fit() -> None:
     state.advance(1)
     with pytest.raises(InputError, match="the same number of rounds"):
         Runs([base, base], [base.begin(), state.state])
+
+
+@pytest.mark.parametrize("engine", [Reference, Fused])
+def test_small_steps_take_one_thread_and_large_ones_all(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    class Watched(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            return super().forward(x)
+
+    rng = np.random.default_rng(0)
+    client = ClientData("a", rng.normal(size=(8, 3)), rng.integers(0, 2, 8), np.ones((1, 3)))
+    task = Task.of(Federation((client,)), Watched((3,), 2), FedSGD(batch_size=4))
+    assert task.step_size == 8 * 1 * 4
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        engine(task).advance(1)
+        monkeypatch.setattr("fedshift.core.threads.SMALL", 31)
+        engine(task).advance(1)
+    finally:
+        torch.set_num_threads(before)
+    assert (seen[0], seen[-1]) == (1, 2)

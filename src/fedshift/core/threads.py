@@ -8,13 +8,17 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-#: numbers in the data below which one thread is fastest
+#: numbers in the data, or products in a step, below which one thread is fastest
 SMALL = 5_000_000
 
 
 @contextmanager
 def threads_for(size: int) -> Iterator[None]:
-    """Run the body on one thread if `size` numbers are few, on all otherwise."""
+    """Run the body on one thread if `size` numbers are few, on all otherwise.
+
+    On a machine that others use too, threads that wait for each other in every small step take
+    many times as long as one.
+    """
     if size > SMALL:
         yield
         return

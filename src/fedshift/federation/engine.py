@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.threads import threads_for
 from fedshift.errors import TrainingDiverged
 from fedshift.federation.task import State, Task
 
@@ -78,6 +79,7 @@ class Engine(ABC):
         TrainingDiverged
             If a loss is NaN or infinite; the engine's state is then of no use.
         """
-        log = self._advance(rounds)
+        with threads_for(self.task.step_size):
+            log = self._advance(rounds)
         log.check(self.task)
         return log

@@ -19,6 +19,7 @@ from fedshift.core.device import pick_device
 from fedshift.core.label import Calibration, bcts, mlls
 from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array
+from fedshift.core.threads import threads_for
 from fedshift.data.federation import Federation
 from fedshift.errors import InputError
 from fedshift.federation import draw
@@ -170,8 +171,10 @@ class FederatedMLLS(BaseEstimator):
         """All folds side by side; the ledger counts what every client sent for all of them."""
         runs, left = Runs(tasks), tasks[0].plan.n_rounds
         self.ledger_ = Ledger()
+        size = tasks[0].step_size * len(tasks)
         while left:
-            logs = runs.advance(min(left, 250))
+            with threads_for(size):
+                logs = runs.advance(min(left, 250))
             left -= len(logs[0].losses)
             for task, log in zip(tasks, logs, strict=True):
                 log.check(task)

@@ -247,6 +247,11 @@ class Task:
         p = self.plan.participation
         return p if isinstance(p, int) else len(self._fixed) or len(self.names)
 
+    @property
+    def step_size(self) -> int:
+        """Products of one step of all participants, about: parameters times rows."""
+        return self.layout.size * self.n_participants * self.plan.batch_size
+
     def participants(self, number: int) -> npt.NDArray[np.int64]:
         """Positions of the clients of a round."""
         if isinstance(self.plan.participation, int):

@@ -18,6 +18,7 @@ from fedshift.core.calibrate import Evidence, Saturation, worthwhile_saturation
 from fedshift.core.device import pick_device
 from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, Sample, as_rows, fold_of
+from fedshift.core.threads import threads_for
 from fedshift.errors import InputError
 from fedshift.ratio.base import like
 from fedshift.ratio.network import (
@@ -143,7 +144,8 @@ class MultiSource(BaseEstimator):
         warn_if_few(*laws)
         self._saturations: dict[tuple[int, ...], Saturation | None] = {}
         self.n_steps_ = 0
-        self._nets = [self._train(part, self.seed + j) for j, part in enumerate(kept)]
+        with threads_for(sum(s.x.size for s in laws)):
+            self._nets = [self._train(part, self.seed + j) for j, part in enumerate(kept)]
         self.n_parameters_ = sum(p.numel() for p in self._nets[0].parameters())
         return self
 
