@@ -30,6 +30,7 @@ from fedshift.data import Federation, GaussianShift
 from fedshift.data.sources import Images, available
 from fedshift.errors import InputError, OutputError, TrainingDiverged
 from fedshift.experiments import records, runner, shifts
+from fedshift.experiments.compare import compare
 from fedshift.experiments.recipe import Recipe, recipes
 from fedshift.experiments.records import Record, collect, read_history
 from fedshift.experiments.study import load_any
@@ -79,6 +80,19 @@ def run(recipe: Recipe, out: Path, **options: Any) -> tuple[list[dict[str, Any]]
 
 
 # -- records -------------------------------------------------------------------------------------
+
+
+def test_a_ratio_that_erm_does_not_use_changes_nothing(tmp_path: Path) -> None:
+    recipe = small("plan.iterations=4")
+    run(recipe, tmp_path)
+    other = small("plan.iterations=4", "method.ERM.ratio=logistic", "method.FTW.ratio=logistic")
+    assert "finished before" in run(other, tmp_path, methods=["ERM"])[1]
+    (found,) = compare([tmp_path], known=[other])
+    assert [r for r in found.remarks if "ratio" in r] == [
+        "FTW: not run as the recipe is now: ratio is exact (recipe: logistic)"
+    ]
+    with pytest.raises(InputError, match=r"method\.ratio is 'logistic', there 'exact'"):
+        run(other, tmp_path, methods=["FTW"])
 
 
 def test_methods_of_a_seed_share_log_ratios(

@@ -429,6 +429,8 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
     out = {f"{s}.{k}": v for s in SECTIONS for k, v in table[s].items()}
     out |= {k: v for k, v in table["method"][0].items() if k != "name"}
     out.pop("train.device", None)
+    if out["objective"] == "erm":  # has no use for ratios
+        out.pop("ratio", None)
     return out
 
 

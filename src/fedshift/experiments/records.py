@@ -104,7 +104,7 @@ class Record:
             there = Recipe.load(path)
         except InputError as error:
             return [f"its recipe cannot be read ({error})"]
-        a, b = _flat(there.to_table()), _flat(self.recipe.to_table())
+        a, b = _asked(there), _asked(self.recipe)
         return [
             f"{key} is {b.get(key, 'not given')!r}, there {a.get(key, 'not given')!r}"
             for key in sorted(a.keys() | b.keys())
@@ -232,8 +232,16 @@ class Record:
 
 def fingerprint(recipe: Recipe) -> str:
     """Of everything in a recipe that changes what is computed."""
-    text = json.dumps(_flat(recipe.to_table()), sort_keys=True)
+    text = json.dumps(_asked(recipe), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _asked(recipe: Recipe) -> dict[str, Any]:
+    """What a narrow recipe asks for, by dotted key; ERM has no use for ratios."""
+    found = _flat(recipe.to_table())
+    if found["method.objective"] == "erm":
+        return {k: v for k, v in found.items() if not k.startswith("method.ratio")}
+    return found
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
