@@ -22,7 +22,7 @@ from fedshift.errors import (
     TrainingDiverged,
 )
 from fedshift.federation.weigh import weigh
-from fedshift.training import hold_out, validate
+from fedshift.training import hold_out, make_task, validate
 from fedshift.workflow import Outcome, run
 
 PLAN = fs.FedSGD(iterations=60, lr=0.05, batch_size=16)
@@ -331,6 +331,17 @@ class TestTraining:
         )
         asked = settings(loss="squared", ratio="federated-auto", plan=fs.FedSGD(iterations=2))
         assert run(big, asked).reason.startswith("density ratios: labels are numbers")
+
+    def test_held_out_scores_that_are_not_finite_are_a_divergence(self) -> None:
+        fed = federation(2)
+        kept, held = hold_out(fed, None, settings(objective="erm", validation=0.2))
+        asked = settings(objective="erm", validation=0.2)
+        task = make_task(*kept, asked)
+        state = task.begin()
+        state.tensors["params"][0] = np.inf
+        assert held is not None
+        with pytest.raises(TrainingDiverged, match="held-out rows are not finite"):
+            validate(task, state, held, asked)
 
     def test_a_plan_that_names_nobody_is_refused_before_ratios_are_estimated(
         self, monkeypatch: pytest.MonkeyPatch

@@ -153,6 +153,34 @@ def train(
     ledger: Ledger,
     test: Callable[[State], Evaluation] | None,
 ) -> tuple[State, list[dict[str, Any]], str]:
+    """Run the plan's rounds, with checks, checkpoints and early stopping.
+
+    Parameters
+    ----------
+    held : Part, optional
+        Rows kept out, with the weights they are judged by.
+    tag : mapping
+        Goes into every line and event; names one of several trainings.
+    folder : Path, optional
+        Of checkpoints; training goes on from the last.
+    ledger : Ledger
+        Is told what was sent, also if training diverges.
+    test : callable, optional
+        Scores a state for the history; nothing is chosen by it.
+
+    Returns
+    -------
+    state : State
+        The last, or the best as the settings say.
+    history : list of dict
+    stopped : str
+        Why it ended.
+
+    Raises
+    ------
+    TrainingDiverged
+        If a loss, or a score of a held-out row, is not finite.
+    """
     total = task.plan.n_rounds
     every = settings.check_every or max(1, total // 20)
     mark = {

@@ -173,6 +173,9 @@ def test_bad_input_is_named() -> None:
         descend(task(fed, weights={c.name: np.zeros(len(c.y)) for c in fed}), ridges=[0.1])
     with pytest.raises(InputError, match="BatchNorm"):
         descend(task(fed, MLP((4,), 3, (8,), batch_norm=True)), ridges=[0.1])
+    for plan in (FedSGD(tail=1.0), FedSGD(importance="logits")):
+        with pytest.raises(InputError, match="take tail=0 and importance='loss'"):
+            descend(task(fed, plan=plan), ridges=[0.1])
 
 
 def test_it_speaks() -> None:

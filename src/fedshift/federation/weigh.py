@@ -120,7 +120,7 @@ def estimate(
             f"ratio must be {nearest(ratio, METHODS)}; or an estimator of fedshift.ratio, or log "
             "ratios by client"
         )
-    keeps = ratio != "exact" if isinstance(ratio, str) else _is_told(ratio)
+    keeps = _is_told(ratio)
     own = Path(folder) / KEPT if folder is not None and keeps else None
     places = [*([] if own is None else [own]), *(Path(b) / KEPT for b in borrow if keeps)]
     wanted = _fingerprint(federation, ratio, str(objective), seed) if places else ""
@@ -130,7 +130,7 @@ def estimate(
         found = _estimated(federation, ratio, goals, seed)
     else:
         for name, message in found.warnings:
-            warnings.warn(message, getattr(errors, name), stacklevel=2)
+            warnings.warn(message, getattr(errors, name, FedshiftWarning), stacklevel=2)
     if own is not None and place != own:
         _keep(own, wanted, found)
     return found
@@ -324,9 +324,11 @@ def _record_sharing(federation: Federation, goals: Mapping[str, str], ledger: Le
                 ledger.add(name, "query.share", down=size)
 
 
-def _is_told(ratio: Any) -> bool:
-    """Whether an estimator's parameters tell all that its ratios depend on."""
-    given = ratio.get_params().values() if hasattr(ratio, "get_params") else [len]
+def _is_told(ratio: RatioMethod) -> bool:
+    """Whether ratios are estimates, and their name or parameters tell all they depend on."""
+    if isinstance(ratio, str | Mapping):
+        return isinstance(ratio, str) and ratio != "exact"
+    given = ratio.get_params().values()
     return not any(isinstance(v, FunctionType | MethodType | BuiltinFunctionType) for v in given)
 
 
