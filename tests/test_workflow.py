@@ -301,8 +301,9 @@ class TestTraining:
         ("change", "said"),
         [
             ({"device": "gpu"}, "device must be"),
-            ({"compile": True, "device": "cpu"}, "needs engine='fused' on a GPU"),
-            ({"precision": "bfloat16", "device": "cpu"}, "needs engine='fused' on a GPU"),
+            ({"compile": True, "device": "cpu"}, "compile needs a GPU; got device 'cpu'"),
+            ({"compile": True, "engine": "reference"}, "compile needs engine='fused'"),
+            ({"precision": "bfloat16", "engine": "reference"}, "bfloat16' needs engine='fused'"),
         ],
     )
     def test_what_the_machine_lacks_is_said_before_anything_long(

@@ -68,7 +68,8 @@ class Settings:
     device : str, optional
         Default: a GPU if there is one.
     precision : {"float32", "float64", "bfloat16"}
-        "bfloat16": arithmetic on a GPU, parameters in float32.
+        "bfloat16": arithmetic of training, parameters in float32; for a GPU, or a processor with
+        bfloat16 instructions (about twice as fast on a ResNet-18). Fused engine only.
     compile : bool
         Compile the model (GPU).
     seed : int
@@ -161,11 +162,12 @@ class Settings:
 def device_of(settings: Settings) -> str:
     """Where to compute; raises if settings ask for what is not here."""
     device = pick_device(settings.device)
-    faster = "compile" if settings.compile else "precision='bfloat16'"
-    wanted = settings.compile or settings.precision == "bfloat16"
-    if wanted and (settings.engine != "fused" or not device.startswith("cuda")):
-        raise InputError(
-            f"{faster} needs engine='fused' on a GPU; got engine={settings.engine!r} on "
-            f"{device!r}; leave it out"
-        )
+    fused = {"compile": settings.compile, "precision='bfloat16'": settings.precision == "bfloat16"}
+    for name, wanted in fused.items():
+        if wanted and settings.engine != "fused":
+            raise InputError(
+                f"{name} needs engine='fused'; got engine={settings.engine!r}; leave it out"
+            )
+    if settings.compile and not device.startswith("cuda"):
+        raise InputError(f"compile needs a GPU; got device {device!r}; leave it out")
     return device

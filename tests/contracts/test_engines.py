@@ -200,6 +200,24 @@ def test_runs_side_by_side_equal_runs_alone(plan: str, norm: str, who: str) -> N
         compare(alone.state, state, 1e-10)
 
 
+@pytest.mark.parametrize("plan", ["fedsgd-sgd", "fedavg", "scaffold"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_bfloat16_rounds_the_arithmetic_and_nothing_else(plan: str, norm: str) -> None:
+    if not possible(plan, norm):
+        pytest.skip("clients do not meet in every step")
+    t = task(PLANS[plan](batch_size=8, norm=norm, seed=3), "ftw", torch.float32)
+    exact, rounded = Fused(t), Fused(t, amp=True)
+    first, second = exact.advance(5), rounded.advance(5)
+    assert not np.array_equal(first.losses, second.losses)
+    np.testing.assert_allclose(first.losses, second.losses, rtol=0.05, atol=0.05)
+    begin = Fused(t).state.tensors["params"]
+    for name, x in exact.state.tensors.items():
+        assert rounded.state.tensors[name].dtype == x.dtype
+    moved = exact.state.tensors["params"] - begin
+    off = rounded.state.tensors["params"] - exact.state.tensors["params"]
+    assert float(off.norm()) < 0.1 * float(moved.norm())
+
+
 @pytest.mark.parametrize("engine", [Reference, Fused])
 @pytest.mark.parametrize(
     "plan", ["fedsgd-adam", "fedsgd-topk", "scaffold", "fedsgd-augmented", "fedavg-mixup"]

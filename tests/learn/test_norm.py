@@ -136,6 +136,10 @@ def test_half_precision_keeps_wide_moments() -> None:
     assert out.dtype == torch.bfloat16
     assert layer.seen_mean.dtype == layer.seen_var.dtype == torch.float32
     close(layer.seen_mean.double(), x.double().view(2, 4, C, 16).mean((1, 3)), 1e-4)
+    loop = layer(x)  # on the CPU, group after group
+    assert loop.dtype == torch.bfloat16
+    assert layer.seen_mean.dtype == layer.seen_var.dtype == torch.float32
+    close(loop.float(), out.float(), 2e-2)
 
 
 def test_a_batch_of_one_value_a_channel_is_refused() -> None:

@@ -47,7 +47,8 @@ class Runs:
     tasks : sequence of Task
     states : sequence of State, optional
     amp : bool
-        bfloat16 arithmetic on a GPU; parameters and statistics stay as they are.
+        bfloat16 arithmetic; parameters and statistics stay as they are. On a processor without
+        bfloat16 instructions it is slower than float32.
     compile : bool
         Compile the model and the server's step (GPU only; takes a minute, then saves a third).
     """
@@ -66,7 +67,7 @@ class Runs:
             _same(first, other)
         self.plan, self.device = first.plan, first.x.device
         self.runs, self.m = len(self.tasks), first.n_participants
-        self.amp = amp and self.device.type == "cuda"
+        self.amp = amp
         #: clients need parameters of their own
         self.apart = isinstance(self.plan, FedAvg) or self.plan.compression is not None
         self.copies = self.runs * self.m if self.apart else self.runs
@@ -372,7 +373,7 @@ class Runs:
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
         if self.amp:
-            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
                 yield
         else:
             yield

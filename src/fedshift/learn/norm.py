@@ -92,7 +92,9 @@ class ClientNorm(nn.Module):
         if x.is_cuda and self.groups > 1:
             return self._all_at_once(x)
         parts = x.chunk(self.groups)
-        means = x.new_zeros(self.groups, x.shape[1])
+        # moments stay in float32 where rows are in half precision, as the kernel wants them
+        wide = torch.promote_types(x.dtype, torch.float32)
+        means = x.new_zeros(self.groups, x.shape[1], dtype=wide)
         variances = torch.zeros_like(means)
         outs = []
         for g, part in enumerate(parts):
