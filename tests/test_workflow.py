@@ -430,6 +430,7 @@ class TestFlattenings:
         }
         losses = {a: self.by_hand(one, fed, chosen) for a, one in alone.items()}
         assert {t["flatten"]: t["validation_loss"] for t in out.tried} == losses
+        assert {a: one.history[-1]["validation_loss"] for a, one in alone.items()} == losses
         best = min(sorted(losses, reverse=True), key=losses.__getitem__)
         assert {line["flatten"] for line in out.history} == {best}
         assert f"exponent {best} had the lowest" in out.stopped

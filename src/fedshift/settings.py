@@ -40,8 +40,9 @@ class Settings:
     plan : Plan
     loss : {"cross-entropy", "squared"}
     validation : float
-        Share of every client's training rows kept out for importance-weighted validation; test
-        labels are never looked at before the end.
+        Share of every client's training rows kept out for importance-weighted validation, by
+        ratios that are neither flattened nor held to an effective sample size; test labels are
+        never looked at before the end.
     patience : int, optional
         Stop after so many checks without a lower validation loss. Needs `validation`.
     choose : {"last", "best"}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedshift.core.digest import digest
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
 from fedshift.data.federation import ClientData, Federation
@@ -188,11 +188,11 @@ def train(
         "engine": settings.engine,
         "device": task.x.device.type,
         "precision": settings.precision,
-        "model": _digest(repr(task.model), task.model.state_dict().values()),
+        "model": digest(repr(task.model), task.model.state_dict().values()),
         "validation": f"{settings.validation} {settings.seed if held else ''}",
     }
     if tag and held is not None and held[1] is not None:  # not the weights of training
-        mark["validation weights"] = _digest("", map(torch.as_tensor, held[1].values()))
+        mark["validation weights"] = digest("", map(torch.as_tensor, held[1].values()))
     found = None if folder is None else load(folder, expect=mark)
     state, notes = found if found else (task.begin(), {"history": [], "best": None, "ledger": []})
     best = State(
@@ -247,14 +247,6 @@ def train(
         stopped += f"; the state after round {best.round} had the lowest validation loss"
         return best, history, stopped
     return state, history, stopped
-
-
-def _digest(said: str, numbers: Iterable[torch.Tensor]) -> str:
-    """A hash of words and numbers: what a model is, and where it starts from."""
-    found = hashlib.blake2b(said.encode(), digest_size=16)
-    for t in numbers:
-        found.update(t.detach().cpu().double().numpy().tobytes())
-    return found.hexdigest()
 
 
 def validate(task: Task, state: State, held: Part, settings: Settings) -> WeightedRisk:

@@ -124,6 +124,7 @@ def run(
         settings.ratio,
         objective=settings.objective,
         seed=settings.seed,
+        device=settings.device,
         folder=folder,
         borrow=borrow,
     )
@@ -171,9 +172,11 @@ def _train_candidates(
         )
         return Outcome(task, state, weights, history, ledger, None, stopped, 0.0)
 
+    way = settings.weighting
+    flat = bool(settings.flattenings) or way.flatten != 1 or way.min_ess is not None
+    goal = weights_by(flatten=1.0, min_ess=None) if flat and settings.validation else None
     if ratios is None or not settings.flattenings:
-        return trained({})
-    goal = weights_by(flatten=1.0, min_ess=None)
+        return trained({}, goal)  # held-out rows are judged by their whole ratios
     best: Outcome | None = None
     tried: list[dict[str, Any]] = []
     for flatten in sorted(settings.flattenings, reverse=True):  # of equals the larger is kept

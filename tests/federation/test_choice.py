@@ -202,6 +202,13 @@ def test_a_classifier_that_cannot_be_trained_leads_to_density_ratios() -> None:
     found = auto(plan=fs.FedSGD(iterations=60, optimizer="sgd", lr=1e38)).fit(moved(rows=60))
     assert found.choice_ == "inputs"
     assert "the classifier of labels cannot be trained (the loss became" in found.reason_
+    alone = Ledger()  # what the classifier sent before it diverged counts too
+    alone.record_steps(
+        moved(rows=60).train,
+        steps=found.estimator_.n_steps_,
+        parameters=found.estimator_.n_parameters_,
+    )
+    assert found.ledger_.total.up > alone.total.up > 0
 
 
 def test_few_rows_have_fewer_folds_or_label_laws(labels: fs.Federation) -> None:

@@ -227,3 +227,10 @@ def test_estimated_ratios_are_near_the_exact() -> None:
     for c in fed:
         exact = fed.exact_log_ratio(c.name, "own")
         assert np.corrcoef(exact, found[c.name])[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("name", ["multi-source", "federated-mlls", "federated-auto", "neural"])
+def test_named_estimators_compute_where_they_are_told_to(name: str) -> None:
+    fed = federation(2)
+    with pytest.raises(InputError, match="device must be 'cpu' or 'cuda'; got 'moon'"):
+        estimate(fed, name, device="moon")

@@ -203,7 +203,8 @@ class FederatedAuto(BaseEstimator):
             self.candidates_["label"] = estimator.fit(federation)
         except TrainingDiverged as error:
             return f"the classifier of labels cannot be trained ({error})"
-        self.ledger_.merge(estimator.ledger_)
+        finally:  # what was sent counts, whatever became of it
+            self.ledger_.merge(getattr(estimator, "ledger_", Ledger()))
         return ""
 
     def _fit_inputs(self, federation: Federation) -> str:

@@ -177,8 +177,9 @@ class FederatedMLLS(BaseEstimator):
                 logs = runs.advance(min(left, 250))
             left -= len(logs[0].losses)
             for task, log in zip(tasks, logs, strict=True):
-                log.check(task)
                 self.ledger_.record_rounds(task, log, phase="train.ratio")
+            for task, log in zip(tasks, logs, strict=True):
+                log.check(task)
         states = runs.states()
         for name in tasks[0].names:
             self.ledger_.add(name, "query.describe", up=8 * _classes(tasks[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import warnings
@@ -23,6 +22,7 @@ from sklearn.base import clone
 from torch import nn
 
 from fedshift import errors
+from fedshift.core.digest import digest
 from fedshift.core.files import atomic_path
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
@@ -92,6 +92,7 @@ def estimate(
     *,
     objective: str | Objective = "ftw",
     seed: int = 0,
+    device: str | None = None,
     folder: Path | None = None,
     borrow: Iterable[Path] = (),
 ) -> Ratios | None:
@@ -99,7 +100,7 @@ def estimate(
 
     Parameters
     ----------
-    ratio, objective, seed
+    ratio, objective, seed, device
         See `weigh`.
     folder : Path, optional
         Keeps the log ratios, for a run that goes on after it was stopped.
@@ -127,7 +128,7 @@ def estimate(
     there = ((place, _kept(place, wanted)) for place in places)
     place, found = next((pair for pair in there if pair[1] is not None), (None, None))
     if found is None:
-        found = _estimated(federation, ratio, goals, seed)
+        found = _estimated(federation, ratio, goals, seed, device)
     else:
         for name, message in found.warnings:
             warnings.warn(message, getattr(errors, name, FedshiftWarning), stacklevel=2)
@@ -137,13 +138,19 @@ def estimate(
 
 
 def _estimated(
-    federation: Federation, ratio: RatioMethod, goals: Mapping[str, str | None], seed: int
+    federation: Federation,
+    ratio: RatioMethod,
+    goals: Mapping[str, str | None],
+    seed: int,
+    device: str | None,
 ) -> Ratios:
     """Log ratios as they are estimated now."""
     ledger, reasons, begin = Ledger(), list[str](), time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        values = log_ratios(federation, ratio, goals, seed=seed, ledger=ledger, reasons=reasons)
+        values = log_ratios(
+            federation, ratio, goals, seed=seed, device=device, ledger=ledger, reasons=reasons
+        )
     spent, told = time.perf_counter() - begin, []
     for w in caught:  # as the caller wants them
         warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
@@ -159,6 +166,7 @@ def weigh(
     objective: str | Objective = "ftw",
     weighting: Weighting | None = None,
     seed: int = 0,
+    device: str | None = None,
     folder: Path | None = None,
     ledger: Ledger | None = None,
 ) -> dict[str, Weights] | None:
@@ -173,12 +181,16 @@ def weigh(
     weighting : Weighting, optional
     seed : int
         Of estimators that are named.
+    device : str, optional
+        Where estimators that are named compute, if they use torch.
     folder : Path, optional
         Keeps the log ratios, for a run that goes on after it was stopped.
     ledger : Ledger, optional
         Is told what had to leave the clients.
     """
-    found = estimate(federation, ratio, objective=objective, seed=seed, folder=folder)
+    found = estimate(
+        federation, ratio, objective=objective, seed=seed, device=device, folder=folder
+    )
     if found is None:
         return None
     if ledger is not None:
@@ -224,6 +236,7 @@ def log_ratios(
     goals: Mapping[str, str | None],
     *,
     seed: int = 0,
+    device: str | None = None,
     ledger: Ledger | None = None,
     reasons: list[str] | None = None,
 ) -> dict[str, Float64Array]:
@@ -231,6 +244,8 @@ def log_ratios(
 
     Parameters
     ----------
+    seed, device
+        Of estimators that are named.
     ledger : Ledger, optional
         Is told what had to leave the clients.
     reasons : list of str, optional
@@ -243,7 +258,9 @@ def log_ratios(
         return out | _given(federation, method, asked)
     if isinstance(method, str) and method == "exact":
         return out | {n: federation.exact_log_ratio(n, goal) for n, goal in asked.items()}
-    estimator = make_estimator(method, seed=seed) if isinstance(method, str) else method
+    estimator = method
+    if isinstance(method, str):
+        estimator = make_estimator(method, seed=seed, device=device)
     if hasattr(estimator, "source_log_ratio"):  # one model for all clients
         estimator = _fitted(estimator, federation, ledger)
         if reasons is not None and isinstance(estimator, FederatedAuto):
@@ -301,11 +318,12 @@ def _fitted(estimator: Any, federation: Federation, ledger: Ledger) -> Any:
     return estimator
 
 
-def make_estimator(name: str, *, seed: int, **options: Any) -> Any:
+def make_estimator(name: str, *, seed: int, device: str | None = None, **options: Any) -> Any:
     """An estimator of `ESTIMATORS` by name, with options; imported when it is asked for."""
     module, _, kind = ESTIMATORS[name].rpartition(".")
     made = getattr(import_module(f"fedshift.{module}"), kind)
-    given: dict[str, Any] = {"seed": seed} if "seed" in made().get_params() else {}
+    takes = made().get_params()
+    given = {n: v for n, v in (("seed", seed), ("device", device)) if n in takes}
     if name == "multi-source":
         given["folds"] = 5  # held-out logits calibrate every ratio
     return made(**{**given, **options})
@@ -347,10 +365,7 @@ def _options(estimator: Any) -> dict[str, Any]:
     found: dict[str, Any] = estimator.get_params() if hasattr(estimator, "get_params") else {}
     for name, value in found.items():
         if isinstance(value, nn.Module):
-            numbers = hashlib.blake2b(digest_size=16)
-            for t in value.state_dict().values():
-                numbers.update(t.detach().cpu().double().numpy().tobytes())
-            found[name] = f"{value!r} {numbers.hexdigest()}"
+            found[name] = f"{value!r} {digest('', value.state_dict().values())}"
     return found
 
 
