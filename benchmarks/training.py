@@ -8,6 +8,9 @@ PyTorch: convolution, rectifier, pooling; NCHW; eager; batches indexed from tens
 A: 5 clients x 64 rows, one gradient each, one step of Adam, against a central step on 320 rows.
 B: 5 clients x 64 rows, 10 local steps of SGD, against 10 central steps of SGD on 320 rows.
 C: 5 of 100 clients a round, as A.
+D: a ResNet-18 half as wide, 5 clients x 16 rows, BatchNorm of each client's own, against a central
+step on 80 rows in float32; ours in float32 and, where the processor has instructions for it, in
+bfloat16.
 Peers on A, each in an environment of its own under ``.peers/``: pfl-research, Flower (simulation).
 Scaling: clients in the federation (8 rows each, so that 10 000 of them fit in memory) and clients
 a round.
@@ -46,7 +49,7 @@ from _environments import PeerFault, interpreter
 from peers_training._host import Worker
 from peers_training.lenet import BATCH, CLIENTS, PARAMETERS, ROWS, SHAPE, rows, weighted_loss
 from peers_training.lenet import LeNet as TextbookLeNet
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedshift.data.federation import ClientData, Federation
 from fedshift.federation.engine import Engine
@@ -59,6 +62,9 @@ from fedshift.learn.models import LeNet, ResNet18
 HERE = Path(__file__).resolve().parent
 PEERS = ("pfl", "flwr")
 BARS = {"A": 1.15, "B": 0.92, "C": 1.15}
+#: of D, in float32 and in bfloat16
+RESNET_BARS = (1.0, 1.5)
+RESNET_WIDTH, RESNET_BATCH = 32, 16
 LOCAL_STEPS = 10
 SIZES = (10, 100, 1000, 10_000)
 SIZE_ROWS = 8
@@ -92,26 +98,40 @@ class Central:
 
     Parameters
     ----------
-    n : int
-        Rows.
+    data : (Tensor, Tensor, Tensor)
+        Rows, labels and weights.
+    model : Module
     optimizer : callable
         Of the parameters.
+    batch : int
+        Rows of a step.
     """
 
-    def __init__(self, n: int, optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-        self.x, self.y, self.weight = rows(n, seed=0)
-        self.model = TextbookLeNet()
-        assert sum(p.numel() for p in self.model.parameters()) == PARAMETERS
+    def __init__(
+        self,
+        data: tuple[Tensor, Tensor, Tensor],
+        model: nn.Module,
+        optimizer: Callable[[Any], torch.optim.Optimizer],
+        batch: int,
+    ) -> None:
+        self.x, self.y, self.weight = data
+        self.model, self.batch = model, batch
         self.optimizer = optimizer(self.model.parameters())
         self._batches = self._deal()
 
+    @classmethod
+    def lenet(cls, n: int, optimizer: Callable[[Any], torch.optim.Optimizer]) -> Central:
+        """LeNet on n rows, 320 a step."""
+        model = TextbookLeNet()
+        assert sum(p.numel() for p in model.parameters()) == PARAMETERS
+        return cls(rows(n, seed=0), model, optimizer, CLIENTS * BATCH)
+
     def _deal(self) -> Iterator[Tensor]:
-        """Batches of 320 rows, epoch after epoch."""
-        size = CLIENTS * BATCH
+        """Batches, epoch after epoch."""
         while True:
             order = torch.randperm(len(self.x))
-            for at in range(0, len(order) - size + 1, size):
-                yield order[at : at + size]
+            for at in range(0, len(order) - self.batch + 1, self.batch):
+                yield order[at : at + self.batch]
 
     def run(self, steps: int) -> None:
         """Do some steps."""
@@ -239,7 +259,7 @@ def workload_a(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Five clients, one gradient each; peers in the same run."""
     of = federation(CLIENTS, ROWS)
-    central = Central(CLIENTS * ROWS, adam)
+    central = Central.lenet(CLIENTS * ROWS, adam)
     length = 5 if quick else 10
     contenders: dict[str, Block] = {
         "central": clocked(central.run),
@@ -271,7 +291,7 @@ def workload_a(
 def workload_b(quick: bool, blocks: int) -> dict[str, Any]:
     """Local steps: parameters of the clients' own. An iteration is a round of ten steps."""
     of = federation(CLIENTS, ROWS)
-    central = Central(CLIENTS * ROWS, sgd)
+    central = Central.lenet(CLIENTS * ROWS, sgd)
     plan = FedAvg(local_steps=LOCAL_STEPS, local_lr=0.01)
     contenders = {
         "central": clocked(lambda rounds: central.run(rounds * LOCAL_STEPS)),
@@ -283,7 +303,7 @@ def workload_b(quick: bool, blocks: int) -> dict[str, Any]:
 
 def workload_c(quick: bool, blocks: int, of: Federation) -> dict[str, Any]:
     """Five of a hundred clients a round."""
-    central = Central(len(of) * ROWS, adam)
+    central = Central.lenet(len(of) * ROWS, adam)
     plan = FedSGD(participation=CLIENTS)
     length = 5 if quick else 10
     contenders = {
@@ -292,6 +312,26 @@ def workload_c(quick: bool, blocks: int, of: Federation) -> dict[str, Any]:
         "fedshift, client by client": engine_block(Reference(task(of, plan))),
     }
     return summary(interleave(contenders, dict.fromkeys(contenders, length), blocks), "central")
+
+
+def workload_d(blocks: int) -> dict[str, Any]:
+    """A network with BatchNorm, in float32 and in bfloat16."""
+    of = federation(CLIENTS, 4 * RESNET_BATCH, (3, 32, 32))
+    made = Task.of(
+        of,
+        ResNet18(width=RESNET_WIDTH),
+        FedSGD(batch_size=RESNET_BATCH),
+        weights=weights(of),
+    )
+    data = (made.x, made.y, made.weight.to(made.x))
+    central = Central(data, ResNet18(width=RESNET_WIDTH), adam, CLIENTS * RESNET_BATCH)
+    contenders = {
+        "central": clocked(central.run),
+        "fedshift": engine_block(Fused(made)),
+    }
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        contenders["fedshift, bfloat16"] = engine_block(Fused(made, amp=True))
+    return summary(interleave(contenders, dict.fromkeys(contenders, 1), blocks), "central")
 
 
 def per_round(blocks: int, of: Federation) -> dict[str, Any]:
@@ -389,7 +429,9 @@ def on_cpu(args: argparse.Namespace) -> int:
     hundred = federation(100, ROWS)
     c = workload_c(args.quick, blocks, hundred)
     show("C: 5 of 100 clients", c)
-    record |= {"A": a, "B": b, "C": c, "versions": versions, "faults": faults}
+    d = workload_d(blocks)
+    show("D: ResNet-18, 5 clients x 16, one step", d)
+    record |= {"A": a, "B": b, "C": c, "D": d, "versions": versions, "faults": faults}
     for name, kept in (("A", a), ("B", b), ("C", c)):
         bars.append(
             Bar(
@@ -401,6 +443,10 @@ def on_cpu(args: argparse.Namespace) -> int:
                 f"time {kept['processor_ratio']['fedshift']:.3f}",
             )
         )
+    for name, bar in zip(("fedshift", "fedshift, bfloat16"), RESNET_BARS, strict=True):
+        if name in d["ratio"]:  # not every processor has bfloat16
+            kind = "bfloat16" if "bfloat16" in name else "float32"
+            bars.append(Bar(f"D: central step / ours in {kind}", d["ratio"][name], bar, ">="))
     if not args.quick:
         for peer in PEERS:
             theirs = NAN if peer in faults else a["ratio"].get(peer, NAN)
