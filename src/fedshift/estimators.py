@@ -42,6 +42,7 @@ class _Federated(BaseEstimator, ABC):
         *,
         objective: str = "ftw",
         ratio: Any = "federated-auto",
+        lean: float = 0.0,
         weighting: Weighting | None = None,
         plan: Plan | None = None,
         validation: float = 0.0,
@@ -56,6 +57,7 @@ class _Federated(BaseEstimator, ABC):
         self.model = model
         self.objective = objective
         self.ratio = ratio
+        self.lean = lean
         self.weighting = weighting
         self.plan = plan
         self.validation = validation
@@ -71,6 +73,7 @@ class _Federated(BaseEstimator, ABC):
         options: dict[str, Any] = {
             "objective": self.objective,
             "ratio": self.ratio,
+            "lean": self.lean,
             "weighting": Weighting() if self.weighting is None else self.weighting,
             "model": self.model,
             "plan": FedSGD(seed=self.seed) if self.plan is None else self.plan,
@@ -170,6 +173,9 @@ class FederatedClassifier(_Federated):
         name, an estimator of `fedshift.ratio`, or log ratios by client. Other than
         "federated-auto", "federated-mlls" and "multi-source", estimators for "ftw" read all
         clients' raw test rows; the ledger says so.
+    lean : float
+        How far clients lean on each other's training rows, from 0, each for itself, to 1, where a
+        row weighs the same wherever it lies (`fedshift.Settings`).
     weighting : Weighting, optional
     plan : FedSGD or FedAvg, optional
     validation, patience, choose
@@ -330,3 +336,7 @@ class _Translated:
     def log_ratio(self, federation: Federation, client: str, goal: str) -> Float64Array:
         """Log ratio at every training row of a client."""
         return self._original.exact_log_ratio(client, goal)
+
+    def log_laws(self, federation: Federation, client: str) -> Float64Array:
+        """Log densities of all training laws at every training row of a client."""
+        return self._original.exact_log_laws(client)

@@ -34,6 +34,18 @@ class Settings:
     ratio : str, estimator or mapping
         Where weights come from. "federated-auto" finds out whether labels or inputs shifted
         (`fedshift.federation.FederatedAuto`); "exact" needs a federation that knows its ratios.
+    lean : float
+        How far clients lean on each other's training rows, β in [0, 1]: the weight of client k's
+        row x is
+
+        .. math:: K \frac{p_k(x)^β}{\sum_j p_j(x)^β} \cdot \frac{\sum_l p_l^{te}(x)}{p_k(x)}
+
+        with p the training laws. 0 is FTW-ERM, in which every client stands for the target alone;
+        with 1 a row weighs the same wherever it lies, and much only where no client has rows
+        (`fedshift.core.weights.log_share`). For objectives with one target ("ftw", "focus:…"),
+        ratios that tell training laws too ("exact", "federated-auto", "federated-mlls",
+        "multi-source"), and clients that take part equally often. Local steps drift apart the
+        more clients lean, as what they minimise differs.
     weighting : Weighting
     model : str, module or callable
         See `fedshift.learn.models.build`.
@@ -79,6 +91,7 @@ class Settings:
 
     objective: str = "ftw"
     ratio: RatioMethod = "federated-auto"
+    lean: float = 0.0
     weighting: Weighting = field(default_factory=Weighting)
     model: str | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = "lenet"
     plan: Plan = field(default_factory=FedSGD)
@@ -125,11 +138,25 @@ class Settings:
                 "to 0.1"
             )
         self.plan.check_loss(self.loss)
+        self._check_lean()
         object.__setattr__(self, "flattenings", self._exponents())
         if isinstance(self.ratio, str) and self.ratio not in METHODS:
             raise InputError(f"ratio must be {nearest(self.ratio, METHODS)}")
         if self.ratio is None:
             raise InputError("ratio must be given; take 'federated-auto', or 'exact' where known")
+
+    def _check_lean(self) -> None:
+        lean = self.lean
+        if isinstance(lean, bool) or not (isinstance(lean, Real) and 0 <= lean <= 1):
+            raise InputError(f"lean must be an exponent in [0, 1]; got {lean!r}")
+        Objective.of(self.objective).check_lean(float(lean))
+        some = isinstance(self.plan.participation, tuple | list)
+        if lean and (some or self.plan.client_weights):
+            told = "participation of named clients" if some else "client_weights"
+            raise InputError(
+                f"lean needs clients that take part equally often and count the same; got {told}; "
+                "leave one of them out"
+            )
 
     def _exponents(self) -> tuple[float, ...]:
         """`flattenings`, checked."""

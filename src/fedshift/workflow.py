@@ -123,6 +123,7 @@ def run(
         federation,
         settings.ratio,
         objective=settings.objective,
+        lean=settings.lean,
         seed=settings.seed,
         device=settings.device,
         folder=folder,
@@ -153,7 +154,9 @@ def _train_candidates(
 
     def weights_by(**changes: Any) -> dict[str, Weights] | None:
         way = replace(settings.weighting, **changes)
-        return None if ratios is None else weighted(federation, ratios, settings.objective, way)
+        if ratios is None:
+            return None
+        return weighted(federation, ratios, settings.objective, way, lean=settings.lean)
 
     def trained(tag: dict[str, float], goal: Mapping[str, Weights] | None = None) -> Outcome:
         weights = weights_by(**tag)

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from fedshift import Weighting, effective_sample_size
-from fedshift.core.weights import calibration
+from fedshift.core.weights import calibration, log_share
 from fedshift.errors import (
     ClippedWeights,
     FedshiftWarning,
@@ -240,3 +240,42 @@ def test_nothing_to_compare() -> None:
 def test_huge_ratios_do_not_overflow() -> None:
     (found,) = calibration(np.array([1.0, 1.0]), np.array([800.0, 800.0]))
     assert found["exact"] == pytest.approx(800.0)
+
+
+def test_shares_by_hand() -> None:
+    laws = np.log([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]])
+    np.testing.assert_allclose(np.exp(log_share(laws, 0, 1.0)), [1.8, 1.0, 0.4])
+    np.testing.assert_allclose(np.exp(log_share(laws, 1, 1.0)), [0.2, 1.0, 1.6])
+    np.testing.assert_allclose(np.exp(log_share(laws, 0, 0.5)), [1.5, 1.0, 2 / 3])
+    np.testing.assert_array_equal(log_share(laws, 0, 0.0), 0.0)
+
+
+def test_a_neighbour_without_mass_takes_no_share() -> None:
+    laws = np.array([[0.0, -np.inf, 0.0], [0.0, -np.inf, -np.inf]])
+    for lean in (0.3, 1.0):
+        np.testing.assert_allclose(np.exp(log_share(laws, 0, lean)), [1.5, 3.0])
+    with pytest.raises(InputError, match=r"lean must be an exponent in \[0, 1\]; got 2"):
+        log_share(laws, 0, 2.0)
+
+
+@given(
+    arrays(
+        np.float64,
+        st.tuples(st.integers(1, 5), st.integers(1, 6)),
+        elements=st.floats(-300, 300),
+    ),
+    st.floats(0, 1),
+    st.floats(-50, 50),
+)
+def test_shares_sum_to_the_clients(laws: np.ndarray, lean: float, moved: float) -> None:
+    clients = laws.shape[1]
+    shares = [np.exp(log_share(laws, k, lean)) for k in range(clients)]
+    np.testing.assert_allclose(np.sum(shares, axis=0), clients)
+    for k, share in enumerate(shares):  # densities are needed up to a factor of the row
+        np.testing.assert_allclose(share, np.exp(log_share(laws + moved, k, lean)), rtol=1e-9)
+
+
+def test_a_coverage_that_is_known_is_taken() -> None:
+    with pytest.warns(LowCoverage):
+        Weighting()(np.full(20, -5.0))
+    assert Weighting()(np.full(20, -5.0), coverage=0.97).coverage == 0.97

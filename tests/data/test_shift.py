@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshift import demo
+from fedshift import demo, effective_sample_size
+from fedshift.core.weights import log_share
 from fedshift.data import (
     BySite,
     ClientData,
@@ -26,6 +27,7 @@ from fedshift.data import (
     load,
 )
 from fedshift.data.shift.colour import colours
+from fedshift.data.shift.labels import LabelLaws
 from fedshift.data.shift.pool import Pool
 from fedshift.data.shift.tilt import log_keep, principal_direction
 from fedshift.data.sources import Images
@@ -99,6 +101,42 @@ def test_weighted_train_means_are_target_means(build: Callable[[], Federation]) 
             )
             target = sum(law.mean(axis=0) for law in laws)
             assert (np.abs(found.mean(axis=0) - target) < 5 * error + 1e-9).all()
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=list(BUILDERS))
+@pytest.mark.parametrize("lean", [0.5, 1.0])
+def test_clients_that_lean_on_each_other_have_the_target_means(
+    build: Callable[[], Federation], lean: float
+) -> None:
+    fed = build()
+    top = 0.0
+    for k, c in enumerate(fed):
+        share = log_share(fed.exact_log_laws(c.name), k, lean)
+        w = np.exp(fed.exact_log_ratio(c.name) + share)
+        flat = np.column_stack([c.x.reshape(len(c.x), -1), c.y, np.ones(len(c.x))])
+        top = top + w @ flat / len(c.x) / len(fed)
+    target = sum(
+        np.append(np.column_stack([c.test_x.reshape(len(c.test_x), -1), c.test_y]).mean(0), 1.0)
+        for c in fed
+    )
+    np.testing.assert_allclose(top, target, atol=0.05 * len(fed), rtol=0.05)
+
+
+def test_leaning_by_label_is_exact_and_leaves_more_rows() -> None:
+    fed = counted()
+    laws = fed.truth
+    assert isinstance(laws, LabelLaws)
+    total = {}
+    for lean in (0.0, 0.3, 1.0):
+        mass, rows = np.zeros(laws.train.shape[1]), 0.0
+        for k, c in enumerate(fed):
+            share = log_share(fed.exact_log_laws(c.name), k, lean)
+            w = np.exp(fed.exact_log_ratio(c.name) + share)
+            mass += np.bincount(c.y, w, minlength=len(mass)) / len(c.y)
+            rows += effective_sample_size(w)
+        np.testing.assert_allclose(mass, len(fed) * laws.test.sum(axis=0))
+        total[lean] = rows
+    assert total[0.0] < total[0.3] < total[1.0]
 
 
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=list(BUILDERS))

@@ -194,6 +194,12 @@ def test_short_numbers_are_refused(recipe: Recipe) -> None:
         Agreement.of(half, clients=2)
 
 
+def test_sites_do_not_lean_on_each_other(recipe: Recipe) -> None:
+    leaning = replace(recipe, train=replace(recipe.train, lean=0.5))
+    with pytest.raises(InputError, match=r"sites weigh their rows alone.*got lean 0.5; leave"):
+        Agreement.of(leaning, clients=2)
+
+
 def test_exponents_to_choose_from_are_refused(recipe: Recipe) -> None:
     train = replace(recipe.train, validation=0.1, flattenings=(1.0, 0.5))
     several = replace(recipe, train=train)

@@ -234,3 +234,123 @@ def test_named_estimators_compute_where_they_are_told_to(name: str) -> None:
     fed = federation(2)
     with pytest.raises(InputError, match="device must be 'cpu' or 'cuda'; got 'moon'"):
         estimate(fed, name, device="moon")
+
+
+class TestLean:
+    """Clients that lean on each other's training rows."""
+
+    def labels(self, train: Any, test: Any = ((5, 45), (45, 5)), seed: int = 0) -> fs.Federation:
+        """Two clients, two classes a unit apart."""
+        rng = np.random.default_rng(seed)
+        y = np.repeat([0, 1], 2000)
+        x = rng.normal(size=(4000, 2)) + 3 * y[:, None]
+        shift = fs.shift.Labels(np.array(train), np.array(test))
+        return shift.split(x, y, x, y, seed=seed)
+
+    def test_exact_ratios_by_hand(self) -> None:
+        fed = self.labels([[90, 10], [30, 70]])
+        found = weigh(fed, "exact", lean=1.0)
+        assert found is not None
+        for c in fed:  # 2 Σ_l p_l^te(y) / Σ_j p_j(y), whichever client the row is of
+            expected = 2 * np.array([1.0, 1.0]) / np.array([1.2, 0.8])
+            np.testing.assert_allclose(found[c.name].values, expected[c.y])
+            assert found[c.name].coverage == pytest.approx(1.0)
+        none = weigh(fed, "exact", lean=0.0)
+        assert none is not None
+        for c in fed:
+            expected = np.exp(fed.exact_log_ratio(c.name))
+            np.testing.assert_allclose(none[c.name].values, expected)
+
+    def test_a_class_that_a_client_lacks_is_its_neighbours(self) -> None:
+        fed = self.labels([[100, 0], [50, 50]], test=((5, 45), (5, 45)))
+        with pytest.warns(LowCoverage):
+            alone = weigh(fed, "exact")
+        leaned = weigh(fed, "exact", lean=0.5)  # warns of nothing
+        assert alone is not None
+        assert leaned is not None
+        for found, whole in ((alone, False), (leaned, True)):
+            mass = sum(
+                np.bincount(c.y, found[c.name].values, minlength=2) / len(c.y) / 2 for c in fed
+            )
+            assert np.allclose(mass, [0.2, 1.8]) == whole
+
+    @pytest.mark.parametrize("ratio", ["federated-mlls", "multi-source", "federated-auto"])
+    def test_estimators_of_all_clients_know_the_laws(self, ratio: str) -> None:
+        fed = self.labels([[450, 50], [350, 150]], test=((50, 450), (450, 50)))
+        found = estimate(fed, ratio, lean=1.0)
+        exact = estimate(fed, "exact", lean=1.0)
+        assert found is not None
+        assert exact is not None
+        for c in fed:
+            assert np.corrcoef(found.values[c.name], exact.values[c.name])[0, 1] > 0.8
+        plain = estimate(fed, ratio)
+        assert plain is not None
+        extra = found.ledger.total.up - plain.ledger.total.up
+        assert extra == (0 if ratio == "multi-source" else 2 * 2 * 8)  # two laws of two classes
+
+    def test_kept_ratios_belong_to_their_lean(self, tmp_path: Path) -> None:
+        fed = self.labels([[90, 10], [30, 70]])
+        first = estimate(fed, "federated-mlls", folder=tmp_path)
+        other = estimate(fed, "federated-mlls", lean=0.5, folder=tmp_path)
+        again = estimate(fed, "federated-mlls", lean=0.5, folder=tmp_path)
+        assert first is not None
+        assert other is not None
+        assert again is not None
+        name = fed[0].name
+        assert not np.allclose(first.values[name], other.values[name])
+        np.testing.assert_array_equal(other.values[name], again.values[name])
+        assert again.seconds == other.seconds  # not estimated a second time
+
+    def test_who_cannot_lean(self) -> None:
+        fed = self.labels([[90, 10], [30, 70]])
+        zeros = {c.name: np.zeros(len(c.x)) for c in fed}
+        for ratio in ("classifier", "mlls", zeros, fs.ratio.Logistic()):
+            with pytest.raises(InputError, match=r"training laws.*take 'exact'"):
+                weigh(fed, ratio, lean=0.5)
+        for objective in ("fitw", f"no-shift:{fed[0].name}"):
+            with pytest.raises(InputError, match=r"all weighted towards one target.*leave lean"):
+                weigh(fed, "exact", objective=objective, lean=0.5)
+        assert weigh(fed, "exact", objective="erm", lean=0.5) is None
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"lean": 1.5}, r"lean must be an exponent in \[0, 1\]; got 1.5"),
+            ({"lean": True}, "lean must be an exponent"),
+            ({"lean": 0.5, "objective": "fitw"}, "all weighted towards one target"),
+            (
+                {"lean": 0.5, "plan": fs.FedSGD(client_weights={"client-1": 2.0})},
+                "equally often.*got client_weights",
+            ),
+            (
+                {"lean": 0.5, "plan": fs.FedSGD(participation=("client-1",))},
+                "equally often.*got participation of named clients",
+            ),
+        ],
+    )
+    def test_settings_that_do_not_go_together(self, change: Any, said: str) -> None:
+        with pytest.raises(InputError, match=said):
+            settings(**change)
+
+    def test_all_leans_have_the_same_optimum_where_rows_are_many(self) -> None:
+        """What the three minimise is one risk: gradients at any point agree."""
+        fed = GaussianShift.mean_shift(
+            d=2, clients=2, size=0.5, spread=1.0, train_rows=40_000, test_rows=10
+        ).draw(seed=0)
+        theta, sums = np.array([0.7, -0.3]), []
+        for lean in (0.0, 0.5, 1.0):
+            found = weigh(fed, "exact", lean=lean)
+            assert found is not None
+            sums.append(
+                np.mean(
+                    [
+                        (found[c.name].values * (1 / (1 + np.exp(-c.x @ theta)) - c.y)) @ c.x
+                        for c in fed
+                    ],
+                    axis=0,
+                )
+                / 40_000
+            )
+        np.testing.assert_allclose(sums[1], sums[0], atol=0.05)
+        np.testing.assert_allclose(sums[2], sums[0], atol=0.05)
+        assert np.abs(sums[0]).max() > 0.3

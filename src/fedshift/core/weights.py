@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.special import logsumexp
 
 from fedshift.core.samples import Float64Array
 from fedshift.errors import ClippedWeights, InputError, LowCoverage, LowEffectiveSampleSize
@@ -40,6 +41,49 @@ def effective_sample_size(weight: npt.ArrayLike) -> float:
         return 0.0
     w = w / top  # squares of huge or tiny weights must not overflow or vanish
     return float(w.sum() ** 2 / np.square(w).sum())
+
+
+def log_share(log_laws: npt.ArrayLike, own: int, lean: float) -> Float64Array:
+    r"""How much of each of a client's rows it stands for, where clients lean on each other.
+
+    Every client's ratio q(x) / p_k(x) turns its own risk into the target's, alone. Together the
+    clients do so with any shares α_k(x) that sum to K, by the weights α_k(x) q(x) / p_k(x):
+
+    .. math:: \sum_k E_{p_k}[α_k \tfrac{q}{p_k} ℓ] = \sum_k ∫ α_k q ℓ = K E_q[ℓ], \qquad
+              α_k(x) = K \frac{p_k(x)^β}{\sum_j p_j(x)^β}
+
+    β = 0 is α = 1. β = 1 is the balance heuristic of multiple importance sampling (Veach and
+    Guibas 1995): all weights become K q(x) / Σ_j p_j(x), large only where *no* client has rows.
+    Between them a client's rare rows count less the more rows its neighbours have there.
+
+    Parameters
+    ----------
+    log_laws : array (n, K)
+        log p_j(x) of all clients' training laws at the client's rows, up to a term that may
+        differ from row to row; −inf where a neighbour has no mass.
+    own : int
+        Column of the client.
+    lean : float
+        β in [0, 1].
+
+    Returns
+    -------
+    ndarray (n,)
+        log α_k(x).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> np.exp(log_share(np.log([[0.9, 0.1]]), own=0, lean=1.0)).round(6)
+    array([1.8])
+    """
+    laws = np.asarray(log_laws, dtype=np.float64)
+    if not 0 <= lean <= 1:
+        raise InputError(f"lean must be an exponent in [0, 1]; got {lean}")
+    if lean == 0:
+        return np.zeros(len(laws))
+    beyond = lean * (laws - laws[:, [own]])
+    return np.asarray(np.log(laws.shape[1]) - logsumexp(beyond, axis=1))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -163,7 +207,13 @@ class Weighting:
         if self.min_ess is not None and not self.min_ess > 0:
             raise InputError(f"min_ess must be positive, rows or a share; got {self.min_ess}")
 
-    def __call__(self, log_ratio: npt.ArrayLike | torch.Tensor, *, laws: int = 1) -> Weights:
+    def __call__(
+        self,
+        log_ratio: npt.ArrayLike | torch.Tensor,
+        *,
+        laws: int = 1,
+        coverage: float | None = None,
+    ) -> Weights:
         """Weights of the rows with these log ratios.
 
         Parameters
@@ -172,6 +222,8 @@ class Weighting:
             log Σ_l p_l(x) − log p_source(x) at the rows of the source.
         laws : int
             Number of target laws in the sum; coverage is counted per law.
+        coverage : float, optional
+            If it is known: where clients lean on each other it is that of all their rows.
         """
         s = _log_ratios(log_ratio)
         if not laws >= 1:
@@ -183,8 +235,8 @@ class Weighting:
                 "log_ratio must be finite somewhere; got −inf for every row: no source row lies "
                 "where the target has mass; check that source and target overlap"
             )
-        # E_source r, summed in logs
-        coverage = min(1.0, math.exp(min(0.0, top + math.log(np.exp(s - top).mean() / laws))))
+        if coverage is None:  # E_source r, summed in logs
+            coverage = min(1.0, math.exp(min(0.0, top + math.log(np.exp(s - top).mean() / laws))))
         if self.normalise == "mean one" and self.clip is None:
             s = s - top  # a common factor is forgotten, so none may overflow
         exponent, w = self._flattened(s)

@@ -107,6 +107,12 @@ class Truth(Protocol):
     def log_ratio(self, federation: Federation, client: str, goal: Goal) -> Float64Array:
         """Log ratio at every training row of `client`."""
 
+    def log_laws(self, federation: Federation, client: str) -> Float64Array:
+        """Log densities (n, K) of all clients' training laws at the training rows of `client`.
+
+        Up to a term that may differ from row to row.
+        """
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -213,12 +219,27 @@ class Federation:
         InputError
             If the federation was not made by a builder that knows its ratios.
         """
+        return self._known().log_ratio(self, client, goal)
+
+    def exact_log_laws(self, client: str) -> Float64Array:
+        """Log densities (n, K) of all clients' training laws at the training rows of one.
+
+        Columns in the order of the clients; up to a term that may differ from row to row.
+
+        Raises
+        ------
+        InputError
+            If the federation was not made by a builder that knows its laws.
+        """
+        return self._known().log_laws(self, client)
+
+    def _known(self) -> Truth:
         if self.truth is None:
             raise InputError(
                 "this federation's ratios are not known; estimate them with fedshift.ratio, or "
                 "build it with a shift of fedshift.data"
             )
-        return self.truth.log_ratio(self, client, goal)
+        return self.truth
 
 
 class Shift(Protocol):

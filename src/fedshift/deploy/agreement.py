@@ -222,6 +222,11 @@ def _of_settings(recipe: Recipe) -> dict[str, Any]:
             f"{list(s.flattenings)} to choose from; leave them out, or say the one that a run "
             "chose as weighting.flatten"
         )
+    if s.lean and s.objective != "erm":
+        raise InputError(
+            f"sites weigh their rows alone, without each other's training laws; got lean {s.lean}; "
+            "leave it out"
+        )
     names = ("model", "plan", "loss", "objective", "weighting", "seed", "precision")
     return {n: getattr(s, n) for n in names}
 

@@ -33,6 +33,7 @@ from fedshift.errors import FedshiftWarning, InputError, TrainingDiverged
 from fedshift.experiments.recipe import Recipe
 from fedshift.experiments.records import Record, summarise
 from fedshift.experiments.shifts import Data
+from fedshift.federation.weigh import log_ratios
 from fedshift.learn.objective import Objective
 from fedshift.settings import Settings
 from fedshift.workflow import Outcome
@@ -229,8 +230,9 @@ def _calibration(
     if outcome.weights is None or federation.truth is None or settings.ratio == "exact":
         return []
     goals = Objective.of(settings.objective).goals(federation)
+    truth = log_ratios(federation, "exact", goals, lean=settings.lean)
     pairs = [
-        (outcome.weights[name].values, federation.exact_log_ratio(name, goal))
+        (outcome.weights[name].values, truth[name])
         for name, goal in goals.items()
         if goal is not None
     ]

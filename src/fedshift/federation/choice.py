@@ -181,6 +181,18 @@ class FederatedAuto(BaseEstimator):
         found: Float64Array = self.estimator_.source_log_ratio(source, target=target)
         return found
 
+    def source_log_laws(self, source: str) -> Float64Array:
+        """Log densities (n, K) of all training laws at a client's training rows."""
+        check_is_fitted(self, "estimator_")
+        found: Float64Array = self.estimator_.source_log_laws(source)
+        return found
+
+    @property
+    def sources_(self) -> list[str]:
+        """Clients in the order of `source_log_laws`."""
+        check_is_fitted(self, "estimator_")
+        return list(self.estimator_.sources_)
+
     def _fit_labels(self, federation: Federation) -> str:
         """Fit label laws; if that cannot be, why."""
         if any(c.y.dtype.kind == "f" for c in federation):

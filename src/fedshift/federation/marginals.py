@@ -137,6 +137,16 @@ class FederatedMLLS(BaseEstimator):
             table = np.log(top) - np.log(self._laws[source])
         return np.asarray(table[self._labels[source]])
 
+    def source_log_laws(self, source: str) -> Float64Array:
+        """Log p_j(y) of all clients' training laws at a client's training rows, (n, K).
+
+        Columns in the order of `sources_`. Needs every client's training label law.
+        """
+        check_is_fitted(self, "marginals_")
+        laws = np.stack([self._laws[n] for n in self.sources_])
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(laws[:, self._labels[source]]).T)
+
     def posteriors(self, client: str) -> tuple[Float64Array, Float64Array]:
         """p(y | x) under the uniform label law, of training rows (n, C) and of test rows (m, C).
 

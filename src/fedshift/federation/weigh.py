@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
+from scipy.special import logsumexp
 from sklearn.base import clone
 from torch import nn
 
@@ -26,7 +27,7 @@ from fedshift.core.digest import digest
 from fedshift.core.files import atomic_path
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
-from fedshift.core.weights import Weighting, Weights
+from fedshift.core.weights import Weighting, Weights, log_share
 from fedshift.data.federation import Federation
 from fedshift.errors import FedshiftWarning, InputError, LowCoverage
 from fedshift.federation.choice import FederatedAuto
@@ -91,6 +92,7 @@ def estimate(
     ratio: RatioMethod,
     *,
     objective: str | Objective = "ftw",
+    lean: float = 0.0,
     seed: int = 0,
     device: str | None = None,
     folder: Path | None = None,
@@ -100,7 +102,7 @@ def estimate(
 
     Parameters
     ----------
-    ratio, objective, seed, device
+    ratio, objective, lean, seed, device
         See `weigh`.
     folder : Path, optional
         Keeps the log ratios, for a run that goes on after it was stopped.
@@ -115,6 +117,7 @@ def estimate(
     goals = objective.goals(federation)
     if objective.kind == "erm":
         return None
+    objective.check_lean(lean)
     known = isinstance(ratio, Mapping) or (isinstance(ratio, str) and ratio in METHODS)
     if not known and (isinstance(ratio, str | type) or not hasattr(ratio, "get_params")):
         raise InputError(
@@ -124,11 +127,12 @@ def estimate(
     keeps = _is_told(ratio)
     own = Path(folder) / KEPT if folder is not None and keeps else None
     places = [*([] if own is None else [own]), *(Path(b) / KEPT for b in borrow if keeps)]
-    wanted = _fingerprint(federation, ratio, str(objective), seed) if places else ""
+    asked = f"{objective} lean {lean}" if lean else str(objective)
+    wanted = _fingerprint(federation, ratio, asked, seed) if places else ""
     there = ((place, _kept(place, wanted)) for place in places)
     place, found = next((pair for pair in there if pair[1] is not None), (None, None))
     if found is None:
-        found = _estimated(federation, ratio, goals, seed, device)
+        found = _estimated(federation, ratio, goals, lean, seed, device)
     else:
         for name, message in found.warnings:
             warnings.warn(message, getattr(errors, name, FedshiftWarning), stacklevel=2)
@@ -141,6 +145,7 @@ def _estimated(
     federation: Federation,
     ratio: RatioMethod,
     goals: Mapping[str, str | None],
+    lean: float,
     seed: int,
     device: str | None,
 ) -> Ratios:
@@ -149,7 +154,14 @@ def _estimated(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         values = log_ratios(
-            federation, ratio, goals, seed=seed, device=device, ledger=ledger, reasons=reasons
+            federation,
+            ratio,
+            goals,
+            lean=lean,
+            seed=seed,
+            device=device,
+            ledger=ledger,
+            reasons=reasons,
         )
     spent, told = time.perf_counter() - begin, []
     for w in caught:  # as the caller wants them
@@ -164,6 +176,7 @@ def weigh(
     ratio: RatioMethod,
     *,
     objective: str | Objective = "ftw",
+    lean: float = 0.0,
     weighting: Weighting | None = None,
     seed: int = 0,
     device: str | None = None,
@@ -178,6 +191,8 @@ def weigh(
         "exact", a name of `ESTIMATORS`, an estimator, or log ratios by client.
     objective : str
         See `fedshift.learn.objective.Objective`.
+    lean : float
+        How far clients lean on each other's training rows (`fedshift.core.weights.log_share`).
     weighting : Weighting, optional
     seed : int
         Of estimators that are named.
@@ -189,13 +204,13 @@ def weigh(
         Is told what had to leave the clients.
     """
     found = estimate(
-        federation, ratio, objective=objective, seed=seed, device=device, folder=folder
+        federation, ratio, objective=objective, lean=lean, seed=seed, device=device, folder=folder
     )
     if found is None:
         return None
     if ledger is not None:
         ledger.merge(found.ledger)
-    return weighted(federation, found, objective, weighting)
+    return weighted(federation, found, objective, weighting, lean=lean)
 
 
 def weighted(
@@ -203,18 +218,30 @@ def weighted(
     ratios: Ratios,
     objective: str | Objective,
     weighting: Weighting | None = None,
+    *,
+    lean: float = 0.0,
 ) -> dict[str, Weights]:
-    """Weights from log ratios."""
+    """Weights from log ratios, of clients that lean on each other or not."""
     objective = Objective.of(objective)
     goals, laws = objective.goals(federation), objective.laws(federation)
     weighting = Weighting() if weighting is None else weighting
+    covered = None
+    if lean:  # rows of all clients stand for the target together
+        means = [logsumexp(r) - np.log(len(r)) for r in ratios.values.values()]
+        covered = min(1.0, float(np.exp(min(0.0, logsumexp(means) - np.log(len(means) * laws)))))
     return {
-        name: weights_of(name, r, weighting, laws if goals[name] == "all" else 1)
+        name: weights_of(name, r, weighting, laws if goals[name] == "all" else 1, covered)
         for name, r in ratios.values.items()
     }
 
 
-def weights_of(name: str, log_ratio: Float64Array, weighting: Weighting, laws: int) -> Weights:
+def weights_of(
+    name: str,
+    log_ratio: Float64Array,
+    weighting: Weighting,
+    laws: int,
+    coverage: float | None = None,
+) -> Weights:
     """A client's weights; all 0, with a warning, where its rows cannot stand for the target."""
     if (log_ratio == -np.inf).all():
         warnings.warn(
@@ -225,7 +252,7 @@ def weights_of(name: str, log_ratio: Float64Array, weighting: Weighting, laws: i
         )
         return Weights(np.zeros(len(log_ratio)), 0.0, 0.0)
     try:
-        return weighting(log_ratio, laws=laws)
+        return weighting(log_ratio, laws=laws, coverage=coverage)
     except InputError as error:
         raise InputError(f"client {name!r}: {error}") from error
 
@@ -235,6 +262,7 @@ def log_ratios(
     method: RatioMethod,
     goals: Mapping[str, str | None],
     *,
+    lean: float = 0.0,
     seed: int = 0,
     device: str | None = None,
     ledger: Ledger | None = None,
@@ -244,6 +272,8 @@ def log_ratios(
 
     Parameters
     ----------
+    lean : float
+        Of clients on each other: adds `fedshift.core.weights.log_share`.
     seed, device
         Of estimators that are named.
     ledger : Ledger, optional
@@ -254,10 +284,16 @@ def log_ratios(
     ledger = Ledger() if ledger is None else ledger
     out = {c.name: np.zeros(len(c.x)) for c in federation}
     asked = {name: goal for name, goal in goals.items() if goal is not None}
+    if lean and (isinstance(method, Mapping) or not _knows_laws(method)):
+        raise InputError(
+            "lean compares clients' training laws with each other, which these ratios do not tell; "
+            "take 'exact', 'federated-auto', 'federated-mlls' or 'multi-source', or lean 0"
+        )
     if isinstance(method, Mapping):
         return out | _given(federation, method, asked)
     if isinstance(method, str) and method == "exact":
-        return out | {n: federation.exact_log_ratio(n, goal) for n, goal in asked.items()}
+        out |= {n: federation.exact_log_ratio(n, goal) for n, goal in asked.items()}
+        return _leaned(out, federation.exact_log_laws, list(out), lean)
     estimator = method
     if isinstance(method, str):
         estimator = make_estimator(method, seed=seed, device=device)
@@ -268,7 +304,9 @@ def log_ratios(
         for name, goal in asked.items():
             target = None if goal == "all" else name if goal == "own" else goal
             out[name] = estimator.source_log_ratio(name, target=target)
-        return out
+        if lean and hasattr(estimator, "marginals_"):
+            _record_laws(federation, len(next(iter(estimator.marginals_.values()))), ledger)
+        return _leaned(out, estimator.source_log_laws, estimator.sources_, lean) if lean else out
     _record_sharing(federation, asked, ledger)
     for name, goal in asked.items():
         c = federation[name]
@@ -277,6 +315,34 @@ def log_ratios(
         seen = getattr(fitted, "source_log_ratio_", None)  # out of fold, where there is one
         out[name] = np.asarray(fitted.log_ratio(c.x) if seen is None else seen)
     return out
+
+
+def _knows_laws(method: Any) -> bool:
+    """Whether it tells log densities of training laws, up to a term of the row."""
+    if isinstance(method, str):
+        return method == "exact" or hasattr(type(make_estimator(method, seed=0)), "source_log_laws")
+    return hasattr(method, "source_log_laws")
+
+
+def _leaned(
+    log_ratio: Mapping[str, Float64Array],
+    laws: Callable[[str], Float64Array],
+    order: Sequence[str],
+    lean: float,
+) -> dict[str, Float64Array]:
+    """Log ratios with every client's share; `order` names the columns of `laws`."""
+    if not lean:
+        return dict(log_ratio)
+    return {
+        name: r + log_share(laws(name), list(order).index(name), lean)
+        for name, r in log_ratio.items()
+    }
+
+
+def _record_laws(federation: Federation, classes: int, ledger: Ledger) -> None:
+    """Every client's training label law leaves it and reaches all others."""
+    for c in federation:
+        ledger.add(c.name, "query.describe", up=8 * classes, down=8 * classes * len(federation))
 
 
 def _given(

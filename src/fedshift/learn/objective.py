@@ -71,6 +71,14 @@ class Objective:
                 f"'shift-on-many:{self.client}'"
             )
 
+    def check_lean(self, lean: float) -> None:
+        """Raise unless clients can lean on each other: all must be weighted to one target."""
+        if lean and self.kind not in ("ftw", "focus", "erm"):
+            raise InputError(
+                f"lean needs clients that are all weighted towards one target, objective 'ftw' or "
+                f"'focus:CLIENT'; got {str(self)!r} with lean {lean}; leave lean out"
+            )
+
     def goal(self, client: str) -> Goal | None:
         """The goal of a client's ratios; None where every row counts 1."""
         if self.kind == "erm" or (self.kind == "no-shift" and client == self.client):

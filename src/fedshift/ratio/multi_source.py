@@ -233,6 +233,16 @@ class MultiSource(BaseEstimator):
         held = self._difference(self._held_out(k), source, target)
         return self._bend(held, source, target)[self._laws[k].inverse]
 
+    def source_log_laws(self, source: Name = None) -> Float64Array:
+        """Log densities (n, K) of all training laws at a client's own training rows, as given.
+
+        By networks that saw other rows; columns in the order of `sources_`; up to a term that
+        differs from row to row.
+        """
+        check_is_fitted(self, "row_shape_")
+        k = self._position(source)
+        return self._held_out(k)[self._laws[k].inverse, : len(self.sources_)]
+
     def held_out_log_ratio(
         self, *, source: Name = None, target: Name = None
     ) -> tuple[Float64Array, Float64Array]:

@@ -58,23 +58,38 @@ class ColourLaws:
     def log_ratio(self, federation: Federation, client: str, goal: Goal) -> Float64Array:
         """Log ratio at every training row of a client."""
         goals = [self.names.index(name) for name in federation.goal_names(client, goal)]
-        rows = federation[client]
         if self.grayscale:
-            return np.full(len(rows.x), np.log(len(goals)))
+            return np.full(len(federation[client].x), np.log(len(goals)))
+        test = self._flips(self.test)[goals]
+        f = self._flips(self.train)[self.names.index(client)]
+        with np.errstate(divide="ignore", invalid="ignore"):  # flips that never happen, or always
+            same = np.log((1 - test).sum()) - np.log(1 - f)
+            other = np.log(test.sum()) - np.log(f)
+        return np.asarray(np.where(self._as_labelled(federation, client), same, other))
+
+    def log_laws(self, federation: Federation, client: str) -> Float64Array:
+        """Log p_j of all clients' training laws at the training rows of one, (n, K)."""
+        if self.grayscale:
+            return np.zeros((len(federation[client].x), len(federation)))
+        f = self._flips(self.train)[[self.names.index(c.name) for c in federation]]
+        with np.errstate(divide="ignore"):
+            same, other = np.log(1 - f), np.log(f)
+        return np.asarray(np.where(self._as_labelled(federation, client)[:, None], same, other))
+
+    def _flips(self, f: Float64Array) -> Float64Array:
+        """Probabilities that the colour differs from the label the ratio is about."""
+        return f if self.kind == "joint" else f + self.noise - 2 * f * self.noise
+
+    def _as_labelled(self, federation: Federation, client: str) -> npt.NDArray[np.bool_]:
+        """Whether the colour of each training row is its label."""
+        rows = federation[client]
         label = rows.y if self.kind == "joint" else self.clean[client]
         if len(label) != len(rows.x):
             raise InputError(
                 f"client {client!r} must have the {len(label)} training rows it was built with, "
                 f"as the marginal ratio needs their labels before noise; got {len(rows.x)}"
             )
-        train, test = self.train, self.test
-        if self.kind == "marginal":
-            train, test = (f + self.noise - 2 * f * self.noise for f in (train, test))
-        f = train[self.names.index(client)]
-        with np.errstate(divide="ignore", invalid="ignore"):  # flips that never happen, or always
-            same = np.log((1 - test[goals]).sum()) - np.log(1 - f)
-            other = np.log(test[goals].sum()) - np.log(f)
-        return np.asarray(np.where(colours(rows.x) == label, same, other))
+        return np.asarray(colours(rows.x) == label)
 
 
 def colours(x: FloatArray) -> Int64Array:

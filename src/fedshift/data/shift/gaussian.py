@@ -72,6 +72,12 @@ class GaussianLaws:
         source = log_density(x, self.train_mean[k], self.train_root[k])
         return np.asarray(logsumexp(target, axis=0) - source)
 
+    def log_laws(self, federation: Federation, client: str) -> Float64Array:
+        """Log p_j(x) of all clients' training laws at the training rows of one, (n, K)."""
+        x, places = federation[client].x, [self.names.index(c.name) for c in federation]
+        laws = [log_density(x, self.train_mean[j], self.train_root[j]) for j in places]
+        return np.stack(laws, axis=1)
+
 
 def log_density(x: FloatArray, mean: Float64Array, root: Float64Array) -> Float64Array:
     """Log density of N(mean, root rootᵀ) at rows (n, d), less the constant d/2 log 2π."""

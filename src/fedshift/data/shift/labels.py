@@ -52,6 +52,12 @@ class LabelLaws:
         y = federation[client].y
         return np.asarray(target[y] - source[y])
 
+    def log_laws(self, federation: Federation, client: str) -> Float64Array:
+        """Log p_j(y) of all clients' training laws at the training rows of one, (n, K)."""
+        laws = self.train[[self.names.index(c.name) for c in federation]]
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(laws[:, federation[client].y]).T)
+
 
 @dataclass(frozen=True, eq=False)
 class Labels:

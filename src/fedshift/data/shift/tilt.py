@@ -52,11 +52,21 @@ class TiltLaws:
     def log_ratio(self, federation: Federation, client: str, goal: Goal) -> Float64Array:
         """Log ratio at every training row of a client."""
         goals = [self.names.index(name) for name in federation.goal_names(client, goal)]
-        k = self.names.index(client)
-        score = (project(federation[client].x, self.direction) - self.centre) / self.scale
+        score = self._score(federation[client].x)
         target = [log_keep(self.test_slopes[l], score) - self.test_log_norms[l] for l in goals]
-        source = log_keep(self.train_slopes[k], score) - self.train_log_norms[k]
-        return np.asarray(logsumexp(target, axis=0) - source)
+        return np.asarray(logsumexp(target, axis=0) - self._log_train(client, score))
+
+    def log_laws(self, federation: Federation, client: str) -> Float64Array:
+        """Log p_j(x) of all clients' training laws at the training rows of one, (n, K)."""
+        score = self._score(federation[client].x)
+        return np.stack([self._log_train(c.name, score) for c in federation], axis=1)
+
+    def _score(self, x: FloatArray) -> Float64Array:
+        return np.asarray((project(x, self.direction) - self.centre) / self.scale)
+
+    def _log_train(self, client: str, score: Float64Array) -> Float64Array:
+        k = self.names.index(client)
+        return log_keep(self.train_slopes[k], score) - self.train_log_norms[k]
 
 
 @dataclass(frozen=True, eq=False)
