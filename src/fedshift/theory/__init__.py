@@ -12,6 +12,7 @@ from fedshift.theory.conditions import (
     printed_condition,
     printed_counterexample,
 )
+from fedshift.theory.lean import LeanVariance, best_lean, lean_variance
 from fedshift.theory.losses import LossConstants, loss_constants
 from fedshift.theory.one_hot import (
     Comparison,
@@ -40,6 +41,7 @@ __all__ = [
     "Comparison",
     "Condition",
     "HelpfulWeights",
+    "LeanVariance",
     "LossConstants",
     "MLPClass",
     "ObjectiveVariance",
@@ -50,12 +52,14 @@ __all__ = [
     "Spectra",
     "Spectrum",
     "appendix_example",
+    "best_lean",
     "corrected_condition",
     "corrected_counterexample",
     "eigenvalue_check",
     "eigenvalue_checks",
     "fixed_design",
     "helpful_weights",
+    "lean_variance",
     "loss_constants",
     "mlp_ratio_error_bound",
     "printed_condition",
