@@ -329,7 +329,7 @@ def workload_d(blocks: int) -> dict[str, Any]:
         "central": clocked(central.run),
         "fedshift": engine_block(Fused(made)),
     }
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         contenders["fedshift, bfloat16"] = engine_block(Fused(made, amp=True))
     return summary(interleave(contenders, dict.fromkeys(contenders, 1), blocks), "central")
 

@@ -411,6 +411,20 @@ class TestFlattenings:
         assert out.weights is not None
         np.testing.assert_array_equal(out.weights["a"].values, 1.0)
 
+    def test_flat_weights_are_judged_by_whole_ratios_without_a_fuss(self) -> None:
+        fed = federation(1)
+        steep = {c.name: np.linspace(0, 720, len(c.x)) for c in fed}  # whose ratio overflows
+        flat = settings(ratio=steep, validation=0.2, weighting=fs.Weighting(flatten=0.002))
+        out = run(fed, flat)  # warns of nothing
+        assert np.isfinite(out.history[-1]["validation_loss"])
+
+    def test_a_checkpoint_of_other_validation_weights_is_not_taken(self, tmp_path: Path) -> None:
+        fed = federation(2)
+        flat = settings(validation=0.2, weighting=fs.Weighting(flatten=0.0))
+        run(fed, flat, folder=tmp_path)
+        with pytest.raises(CheckpointError, match="validation weights"):
+            run(fed, replace(flat, objective=f"focus:{fed[0].name}"), folder=tmp_path)
+
     @pytest.mark.parametrize(
         "weighting",
         [

@@ -44,8 +44,9 @@ class Settings:
         with 1 a row weighs the same wherever it lies, and much only where no client has rows
         (`fedshift.core.weights.log_share`). For objectives with one target ("ftw", "focus:…"),
         ratios that tell training laws too ("exact", "federated-auto", "federated-mlls",
-        "multi-source"), and clients that take part equally often. Local steps drift apart the
-        more clients lean, as what they minimise differs.
+        "multi-source"), and clients that take part equally often; with weights in the loss or as
+        sampling probabilities. Local steps drift apart the more clients lean, as what they minimise
+        differs.
     weighting : Weighting
     model : str, module or callable
         See `fedshift.learn.models.build`.
@@ -146,17 +147,26 @@ class Settings:
             raise InputError("ratio must be given; take 'federated-auto', or 'exact' where known")
 
     def _check_lean(self) -> None:
-        lean = self.lean
-        if isinstance(lean, bool) or not (isinstance(lean, Real) and 0 <= lean <= 1):
-            raise InputError(f"lean must be an exponent in [0, 1]; got {lean!r}")
-        Objective.of(self.objective).check_lean(float(lean))
-        some = isinstance(self.plan.participation, tuple | list)
-        if lean and (some or self.plan.client_weights):
-            told = "participation of named clients" if some else "client_weights"
-            raise InputError(
-                f"lean needs clients that take part equally often and count the same; got {told}; "
-                "leave one of them out"
-            )
+        objective, plan = Objective.of(self.objective), self.plan
+        objective.check_lean(self.lean)
+        if not self.lean or objective.kind == "erm":
+            return
+        drawn = isinstance(plan.participation, int)
+        wrong = {  # clients have unequal parts of the target, and each must count with its own
+            "participation of named clients": isinstance(plan.participation, tuple | list),
+            "client_weights": bool(plan.client_weights),
+            "Weighting(normalise='mean one')": self.weighting.normalise != "none",
+            "importance='logits'": plan.importance == "logits",
+            "FedAvg(normalise='self') with some clients a round; take normalise='none'": (
+                drawn and getattr(plan, "normalise", "none") != "none"
+            ),
+        }
+        for told, there in wrong.items():
+            if there:
+                raise InputError(
+                    "lean needs clients that take part equally often and sums whose scale is kept; "
+                    f"got {told}; leave one of the two out"
+                )
 
     def _exponents(self) -> tuple[float, ...]:
         """`flattenings`, checked."""

@@ -191,7 +191,7 @@ def train(
         "model": digest(repr(task.model), task.model.state_dict().values()),
         "validation": f"{settings.validation} {settings.seed if held else ''}",
     }
-    if tag and held is not None and held[1] is not None:  # not the weights of training
+    if held is not None and held[1] is not None:  # may be others than those of training
         mark["validation weights"] = digest("", map(torch.as_tensor, held[1].values()))
     found = None if folder is None else load(folder, expect=mark)
     state, notes = found if found else (task.begin(), {"history": [], "best": None, "ledger": []})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +15,7 @@ from torch import nn
 
 from fedshift.core.weights import Weights
 from fedshift.data.federation import Federation
-from fedshift.errors import InputError, TrainingDiverged
+from fedshift.errors import FedshiftWarning, InputError, TrainingDiverged
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.task import State, Task
 from fedshift.federation.weigh import Ratios, estimate, weighted
@@ -29,6 +30,9 @@ from fedshift.training import (
     train,
     with_numbers,
 )
+
+#: log ratio from which a common factor is taken out
+HUGE = 600.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +181,9 @@ def _train_candidates(
 
     way = settings.weighting
     flat = bool(settings.flattenings) or way.flatten != 1 or way.min_ess is not None
-    goal = weights_by(flatten=1.0, min_ess=None) if flat and settings.validation else None
+    goal = None
+    if ratios is not None and flat and settings.validation:
+        goal = _whole(federation, ratios, settings)
     if ratios is None or not settings.flattenings:
         return trained({}, goal)  # held-out rows are judged by their whole ratios
     best: Outcome | None = None
@@ -212,3 +218,17 @@ def _train_candidates(
     chosen = best.history[0]["flatten"]
     stopped = f"{best.stopped}; exponent {chosen} had the lowest validation loss ({said})"
     return replace(best, stopped=stopped, tried=tried)
+
+
+def _whole(federation: Federation, ratios: Ratios, settings: Settings) -> dict[str, Weights]:
+    """Weights that held-out rows are judged by: whole ratios, where those of training are flat.
+
+    The validation loss divides by their sum, so a common factor keeps huge ratios finite.
+    """
+    way = replace(settings.weighting, flatten=1.0, min_ess=None)
+    top = max(float(r.max()) for r in ratios.values.values())
+    if top > HUGE and way.clip is None:
+        ratios = replace(ratios, values={n: r - top for n, r in ratios.values.items()})
+    with warnings.catch_warnings():  # training's weights speak for themselves
+        warnings.simplefilter("ignore", FedshiftWarning)
+        return weighted(federation, ratios, settings.objective, way, lean=settings.lean)

@@ -26,7 +26,7 @@ from fedshift.data import (
     LogisticOutcome,
     load,
 )
-from fedshift.data.shift.colour import colours
+from fedshift.data.shift.colour import ColourLaws, colours
 from fedshift.data.shift.labels import LabelLaws
 from fedshift.data.shift.pool import Pool
 from fedshift.data.shift.tilt import log_keep, principal_direction
@@ -104,22 +104,24 @@ def test_weighted_train_means_are_target_means(build: Callable[[], Federation]) 
 
 
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=list(BUILDERS))
-@pytest.mark.parametrize("lean", [0.5, 1.0])
-def test_clients_that_lean_on_each_other_have_the_target_means(
-    build: Callable[[], Federation], lean: float
-) -> None:
+def test_training_laws_are_those_of_the_ratios(build: Callable[[], Federation]) -> None:
+    """At the same rows, log p_j − log p_k is what the two clients' ratios differ by."""
     fed = build()
-    top = 0.0
-    for k, c in enumerate(fed):
-        share = log_share(fed.exact_log_laws(c.name), k, lean)
-        w = np.exp(fed.exact_log_ratio(c.name) + share)
-        flat = np.column_stack([c.x.reshape(len(c.x), -1), c.y, np.ones(len(c.x))])
-        top = top + w @ flat / len(c.x) / len(fed)
-    target = sum(
-        np.append(np.column_stack([c.test_x.reshape(len(c.test_x), -1), c.test_y]).mean(0), 1.0)
-        for c in fed
-    )
-    np.testing.assert_allclose(top, target, atol=0.05 * len(fed), rtol=0.05)
+    fed = Federation(tuple(reversed(fed.clients)), fed.truth)  # columns follow the federation
+    for rows in fed:
+        truth = fed.truth
+        if isinstance(truth, ColourLaws):
+            truth = replace(truth, clean=dict.fromkeys(truth.names, truth.clean[rows.name]))
+        same = Federation(tuple(replace(rows, name=c.name) for c in fed), truth)
+        ratio = np.stack([same.exact_log_ratio(c.name) for c in fed], axis=1)
+        laws = same.exact_log_laws(rows.name)
+        assert laws.shape == (len(rows.x), len(fed))
+        here = np.isfinite(ratio).all(axis=1)
+        assert here.any()
+        expected = ratio[here, :1] - ratio[here]
+        np.testing.assert_allclose(laws[here] - laws[here, :1], expected, atol=1e-8)
+        if len(fed) > 1:
+            assert np.abs(expected).max() > 0.1
 
 
 def test_leaning_by_label_is_exact_and_leaves_more_rows() -> None:

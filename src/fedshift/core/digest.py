@@ -9,7 +9,9 @@ import torch
 
 
 def digest(said: str, numbers: Iterable[torch.Tensor] = ()) -> str:
-    """A hash of words and tensors, the same whatever their device and floating-point type.
+    """A hash of words and of the values of tensors one after the other, on any device.
+
+    Values are hashed in float64; where the tensors' shapes matter, `said` must tell them.
 
     >>> digest("a", [torch.ones(2)]) == digest("a", [torch.ones(2, dtype=torch.float64)])
     True

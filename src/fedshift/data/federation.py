@@ -231,7 +231,13 @@ class Federation:
         InputError
             If the federation was not made by a builder that knows its laws.
         """
-        return self._known().log_laws(self, client)
+        truth = self._known()
+        if not hasattr(truth, "log_laws"):
+            raise InputError(
+                f"{type(truth).__name__} tells ratios but not training laws; give it log_laws, or "
+                "take lean 0"
+            )
+        return truth.log_laws(self, client)
 
     def _known(self) -> Truth:
         if self.truth is None:

@@ -108,13 +108,13 @@ class Ratio(Choice):
             maker = type(make_estimator(self.kind, seed=0))
             arguments(maker, self.options, place.under("ratio"), skip=("seed",))
 
-    def method(self, seed: int) -> Any:
+    def method(self, seed: int, device: str | None = None) -> Any:
         """As `Settings` takes it."""
         if not self.options:
             return self.kind
         maker = type(make_estimator(self.kind, seed=seed))
         options = arguments(maker, self.options, Place("recipe", "method.ratio"), skip=("seed",))
-        return make_estimator(self.kind, seed=seed, **options)
+        return make_estimator(self.kind, seed=seed, **{"device": device, **options})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +289,12 @@ class Recipe:
         m.ratio.check(place)
         read = {s: _READ[s](_merged(s, own[s], getattr(m, s)), s, place) for s in SECTIONS}
         with at(place):
-            replace(read["train"], objective=m.objective, weighting=read["weighting"])
+            replace(
+                read["train"],
+                objective=m.objective,
+                weighting=read["weighting"],
+                plan=read["plan"],
+            )
         if (self.seeds, self.methods) == ((seed,), (m,)) and not any(
             getattr(m, s) for s in SECTIONS
         ):
@@ -305,7 +310,7 @@ class Recipe:
         return replace(
             one.train,
             objective=m.objective,
-            ratio=m.ratio.method(seed),
+            ratio=m.ratio.method(seed, one.train.device),
             weighting=one.weighting,
             plan=replace(one.plan, seed=seed),
             seed=seed,

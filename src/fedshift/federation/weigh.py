@@ -115,9 +115,9 @@ def estimate(
     """
     objective = Objective.of(objective)
     goals = objective.goals(federation)
+    objective.check_lean(lean)
     if objective.kind == "erm":
         return None
-    objective.check_lean(lean)
     known = isinstance(ratio, Mapping) or (isinstance(ratio, str) and ratio in METHODS)
     if not known and (isinstance(ratio, str | type) or not hasattr(ratio, "get_params")):
         raise InputError(
@@ -226,6 +226,11 @@ def weighted(
     goals, laws = objective.goals(federation), objective.laws(federation)
     weighting = Weighting() if weighting is None else weighting
     covered = None
+    if lean and weighting.normalise != "none":
+        raise InputError(
+            "lean gives clients unequal parts of the target, which normalise='mean one' would undo;"
+            " take normalise='none' or lean 0"
+        )
     if lean:  # rows of all clients stand for the target together
         means = [logsumexp(r) - np.log(len(r)) for r in ratios.values.values()]
         covered = min(1.0, float(np.exp(min(0.0, logsumexp(means) - np.log(len(means) * laws)))))
@@ -305,7 +310,8 @@ def log_ratios(
             target = None if goal == "all" else name if goal == "own" else goal
             out[name] = estimator.source_log_ratio(name, target=target)
         if lean and hasattr(estimator, "marginals_"):
-            _record_laws(federation, len(next(iter(estimator.marginals_.values()))), ledger)
+            told = bool(getattr(estimator, "explanations_", None))  # to compare explanations
+            _record_laws(federation, len(estimator.marginals_[federation[0].name]), ledger, told)
         return _leaned(out, estimator.source_log_laws, estimator.sources_, lean) if lean else out
     _record_sharing(federation, asked, ledger)
     for name, goal in asked.items():
@@ -339,10 +345,11 @@ def _leaned(
     }
 
 
-def _record_laws(federation: Federation, classes: int, ledger: Ledger) -> None:
-    """Every client's training label law leaves it and reaches all others."""
+def _record_laws(federation: Federation, classes: int, ledger: Ledger, told: bool) -> None:
+    """Every client's training label law leaves it, if it was not told yet, and reaches all."""
+    up, down = 0 if told else 8 * classes, 8 * classes * len(federation)
     for c in federation:
-        ledger.add(c.name, "query.describe", up=8 * classes, down=8 * classes * len(federation))
+        ledger.add(c.name, "query.describe", up=up, down=down)
 
 
 def _given(

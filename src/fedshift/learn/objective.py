@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedshift.core.params import nearest
 from fedshift.data.federation import Federation, Goal
@@ -71,9 +71,11 @@ class Objective:
                 f"'shift-on-many:{self.client}'"
             )
 
-    def check_lean(self, lean: float) -> None:
-        """Raise unless clients can lean on each other: all must be weighted to one target."""
-        if lean and self.kind not in ("ftw", "focus", "erm"):
+    def check_lean(self, lean: Any) -> None:
+        """Raise unless clients can lean so far on each other: all must have one target."""
+        if isinstance(lean, bool) or not (isinstance(lean, int | float) and 0 <= lean <= 1):
+            raise InputError(f"lean must be an exponent in [0, 1]; got {lean!r}")
+        if lean and self.kind in ("fitw", "no-shift"):
             raise InputError(
                 f"lean needs clients that are all weighted towards one target, objective 'ftw' or "
                 f"'focus:CLIENT'; got {str(self)!r} with lean {lean}; leave lean out"

@@ -236,12 +236,14 @@ class MultiSource(BaseEstimator):
     def source_log_laws(self, source: Name = None) -> Float64Array:
         """Log densities (n, K) of all training laws at a client's own training rows, as given.
 
-        By networks that saw other rows; columns in the order of `sources_`; up to a term that
-        differs from row to row.
+        Column j is minus the (with folds: held-out, calibrated) log ratio of all test laws to
+        training law j, in the order of `sources_`: up to a term that differs from row to row.
         """
         check_is_fitted(self, "row_shape_")
         k = self._position(source)
-        return self._held_out(k)[self._laws[k].inverse, : len(self.sources_)]
+        logits = self._held_out(k)
+        columns = [-self._bend(self._difference(logits, j, None), j, None) for j in self.sources_]
+        return np.stack(columns, axis=1)[self._laws[k].inverse]
 
     def held_out_log_ratio(
         self, *, source: Name = None, target: Name = None

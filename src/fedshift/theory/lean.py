@@ -10,9 +10,11 @@ has mean Σ_l E_l ℓ whatever β, and the variance
 .. math:: \frac1{mK} \sum_k \frac{\mathrm{Var}_k(w_k ℓ)}{n_k}
           + \frac{K - m}{m (K - 1)} \cdot \frac1K \sum_k (E_k[w_k ℓ] - \bar E)^2 .
 
-The first term, of the rows within clients, falls with β: few rows no longer stand for much. The
-second, of the draw of clients, rises: with β = 0 every client's mean is the target's and it is 0,
-with β > 0 clients stand for different parts of the target. Where all clients take part it is gone.
+The first term, of the rows within clients, falls with β where clients have about as many rows each:
+few rows no longer stand for much. (The shares do not look at n_k: a law that a client of few rows
+has much of is then left to those few.) The second, of the draw of clients, is 0 with β = 0, where
+every client's mean is the target's; with β > 0 clients stand for different parts of the target.
+Where all clients take part it is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import numpy.typing as npt
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import log_share
 from fedshift.errors import InputError
-from fedshift.theory.checks import law, vector
+from fedshift.theory.checks import count, law, vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +93,8 @@ def lean_variance(
         raise InputError(f"loss must be finite numbers, ({states},) or ({states}, d); got {loss!r}")
     value = value.reshape(states, -1)
     n = vector(rows, "rows", length=clients, above=0.0)
-    m = clients if participants is None else participants
-    if not 1 <= m <= clients:
+    m = clients if participants is None else count(participants, "participants")
+    if m > clients:
         raise InputError(f"participants must be 1 to {clients}; got {participants}")
     weight = _weights(p, q, lean)
     mean = (p * weight) @ value
@@ -119,7 +121,8 @@ def best_lean(
     (1.0, 0.36)
     """
     grid = np.linspace(0.0, 1.0, 101)
-    if (_laws(train, "train") == 0).any():
+    missed = (_laws(train, "train") == 0).any(axis=0) & (_laws(test, "test") > 0).any(axis=0)
+    if missed.any():
         grid = grid[1:]  # 0 is biased
     found = [
         lean_variance(
