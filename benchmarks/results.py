@@ -168,7 +168,8 @@ def reduced() -> str:
 def small() -> str:
     """A hundred clients on a CPU, by our rules and by the paper's, beside the published numbers."""
     rows = []
-    for path in sorted((HERE / "records" / "small").glob("cifar-hundred*.jsonl")):
+    places = (HERE / "records" / "small").glob("cifar-hundred*.jsonl")
+    for path in sorted(places, key=lambda p: p.stem):
         for run in read(path):
             assert run.recipe is not None
             settings = run.recipe.settings(run.method, run.result["seed"])
