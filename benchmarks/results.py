@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedshift.experiments.archive import read
 from fedshift.experiments.compare import compare
 from fedshift.experiments.recipe import Model, Recipe
 from fedshift.experiments.study import studies_in
@@ -170,23 +169,28 @@ def small() -> str:
     rows = []
     places = (HERE / "records" / "small").glob("cifar-hundred*.jsonl")
     for path in sorted(places, key=lambda p: p.stem):
-        for run in read(path):
-            assert run.recipe is not None
-            settings = run.recipe.settings(run.method, run.result["seed"])
-            model, own = run.recipe.train.model, run.values.values()
+        (found,) = compare([path])
+        for row in found.rows:
+            recipe = row.runs[0].recipe
+            assert recipe is not None
+            model, rounds = recipe.train.model, recipe.settings(row.method, 0).plan.n_rounds
             assert isinstance(model, Model)
+            mean, half = row.ours[:2]
+            said = f"{mean:.4f}" + ("" if half is None else f" ± {half:.4f}")
+            spent = sum(run.result["seconds"] for run in row.runs) / len(row.runs)
             rows.append(
-                f"| {run.method} | {model.options['width']} | {settings.plan.n_rounds:,} | "
-                f"{run.result['mean']:.4f} | {min(own):.2f} | {max(own):.2f} | "
-                f"{run.result['seconds'] / 60:.0f} |"
+                f"| {row.method} | {model.options['width']} | {rounds:,} | {said} | "
+                f"{row.worst:.2f} | {row.best:.2f} | {spent / 60:.0f} | {len(row.runs)} |"
             )
     told = Recipe.load("paper/cifar-hundred").published
     for method in ("ERM", "FTW"):
         p = told[method]
         rows.append(
-            f"| {method}, published | 64 | 200,000 | {p.mean:.4f} | {p.worst} | {p.best} | |"
+            f"| {method}, published | 64 | 200,000 | {p.mean:.4f} | {p.worst} | {p.best} | | |"
         )
-    head = "| method | width | iterations | accuracy | worst client | best client | minutes |"
+    head = (
+        "| method | width | iterations | accuracy | worst client | best client | minutes | seeds |"
+    )
     return lines(head, rows)
 
 
