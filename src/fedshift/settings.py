@@ -83,7 +83,7 @@ class Settings:
         Default: a GPU if there is one.
     precision : {"float32", "float64", "bfloat16"}
         "bfloat16": arithmetic of training, parameters in float32; for a GPU, or a processor with
-        bfloat16 instructions (about twice as fast on a ResNet-18). Fused engine only.
+        bfloat16 instructions (about twice as fast). Fused engine only.
     compile : bool
         Compile the model (GPU).
     seed : int

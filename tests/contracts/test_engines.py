@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from fedshift.federation.fused import Fused, Runs
 from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Sign, TopK
 from fedshift.federation.reference import Reference
 from fedshift.federation.task import Task
+from fedshift.learn.models import MODELS, build
 
 ROUNDS = 20
 SIZES = (37, 20, 51, 9)  # none a multiple of the batch, one smaller than it
@@ -216,6 +219,26 @@ def test_bfloat16_rounds_the_arithmetic_and_nothing_else(plan: str, norm: str) -
     moved = exact.state.tensors["params"] - begin
     off = rounded.state.tensors["params"] - exact.state.tensors["params"]
     assert float(off.norm()) < 0.1 * float(moved.norm())
+
+
+@pytest.mark.parametrize(
+    "plan", [FedSGD(iterations=1, optimizer="sgd"), FedAvg(rounds=1, local_steps=1)]
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_trains_in_bfloat16(model: str, plan: FedSGD | FedAvg) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3, 24, 16, 16)), rng.integers(0, 3, (3, 24))
+    data = Federation(tuple(ClientData(f"c{k}", x[k], y[k], x[k][:2]) for k in range(3)))
+    maker = functools.partial(MODELS[model], **({"width": 8} if model == "resnet18" else {}))
+    t = Task.of(data, build(maker, (16, 16), 3, seed=0), replace(plan, batch_size=16))
+    begin = t.begin().tensors["params"]
+    for runs in ([t], [t, t]):  # one copy of the parameters, several
+        exact, rounded = Runs(runs), Runs(runs, amp=True)
+        losses = [r.advance(1)[0].losses for r in (exact, rounded)]
+        np.testing.assert_allclose(*losses, rtol=0.05)
+        moved, off = (r.states()[-1].tensors["params"] - begin for r in (exact, rounded))
+        assert not torch.equal(moved, off)
+        assert float(torch.cosine_similarity(moved, off, dim=0)) > 0.9
 
 
 @pytest.mark.parametrize("engine", [Reference, Fused])

@@ -56,3 +56,30 @@ def test_a_second_backward_pass_is_refused() -> None:
     y.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="second backward"):
         y.backward()
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_autocast_rounds_values_and_gradients_and_nothing_else(copies: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).requires_grad_()
+
+    x, weight, bias = normal(copies * 4, 2, 12, 12), normal(copies, 3, 2, 5, 5), normal(copies, 3)
+    wanted = (x, weight, bias)
+    exact = rows_first(pooled_conv(rows_last(x, copies), weight, bias, padding=2))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = rows_first(pooled_conv(rows_last(x, copies), weight, bias, padding=2))
+    assert rounded.dtype == torch.bfloat16
+    pairs = [
+        (exact.detach(), rounded.detach().float()),
+        *zip(
+            torch.autograd.grad(exact.square().sum(), wanted),
+            torch.autograd.grad(rounded.float().square().sum(), wanted),
+            strict=True,
+        ),
+    ]
+    for a, b in pairs:
+        assert a.dtype == b.dtype == torch.float32
+        off = float((a - b).norm() / a.norm())
+        assert 0 < off < 0.02

@@ -60,6 +60,9 @@ def pooled_conv(x: Tensor, weight: Tensor, bias: Tensor, *, padding: int) -> Ten
     weight, bias : Tensor (copies, out, C, k, k), (copies, out)
     """
     x = F.pad(x, (0, 0, *[padding] * 4)) if padding else x
+    if torch.is_autocast_enabled("cpu"):  # here, as autocast knows nothing of the backward pass
+        kind = torch.get_autocast_dtype("cpu")
+        x, weight, bias = x.to(kind), weight.to(kind), bias.to(kind)
     out: Tensor = _PooledConv.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
 
