@@ -107,3 +107,16 @@ def test_a_client_with_one_row_takes_part() -> None:
     fed = fs.Federation.of({"many": many, "one": one})
     found = FederatedMLLS(model="linear", plan=fs.FedSGD(iterations=20)).fit(fed)
     assert found.source_log_ratio("one").shape == (1,)
+
+
+def test_bfloat16_rounds_what_the_classifier_learns() -> None:
+    federation = digits_federation(seed=1)
+    plan = fs.FedSGD(iterations=60, lr=5e-3, batch_size=32)
+    exact, rounded = (
+        FederatedMLLS(model="lenet", plan=plan, folds=2, precision=p).fit(federation)
+        for p in ("float32", "bfloat16")
+    )
+    off = [np.abs(exact.marginals_[c.name] - rounded.marginals_[c.name]).sum() for c in federation]
+    assert 0 < max(off) < 0.3
+    with pytest.raises(InputError, match="precision must be .*bfloat16"):
+        FederatedMLLS(precision="bfloat").fit(federation)  # type: ignore[arg-type]

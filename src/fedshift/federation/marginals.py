@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from torch import nn
 
 from fedshift.core.device import pick_device
 from fedshift.core.label import Calibration, bcts, mlls
-from fedshift.core.params import whole
+from fedshift.core.params import one_of, whole
 from fedshift.core.samples import Float64Array
 from fedshift.core.threads import threads_for
 from fedshift.data.federation import Federation
@@ -62,6 +62,8 @@ class FederatedMLLS(BaseEstimator):
         Of step 1; for images try ``FedSGD(iterations=2000, importance="sampling",
         augment="crop-flip")``.
     folds : int
+    precision : {"float32", "bfloat16"}
+        Of the arithmetic of step 1; see `fedshift.Settings`.
     device : str, optional
     seed : int
         Of folds and model; added to the plan's.
@@ -83,18 +85,21 @@ class FederatedMLLS(BaseEstimator):
         model: str | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = "mlp",
         plan: FedSGD | FedAvg | None = None,
         folds: int = 5,
+        precision: Literal["float32", "bfloat16"] = "float32",
         device: str | None = None,
         seed: int = 0,
     ) -> None:
         self.model = model
         self.plan = plan
         self.folds = folds
+        self.precision = precision
         self.device = device
         self.seed = seed
 
     def fit(self, federation: Federation) -> Self:
         """Train, calibrate, and estimate every client's test label law."""
         check_phase(self)
+        one_of(self, "precision", ("float32", "bfloat16"))
         laws = label_laws(federation)
         count = len(next(iter(laws.values())))
         balance = {c.name: balanced(c.y, count) for c in federation}
@@ -179,7 +184,8 @@ class FederatedMLLS(BaseEstimator):
 
     def _train(self, tasks: list[Task]) -> list[State]:
         """All folds side by side; the ledger counts what every client sent for all of them."""
-        runs, left = Runs(tasks), tasks[0].plan.n_rounds
+        amp = self.precision == "bfloat16"
+        runs, left = Runs(tasks, amp=amp), tasks[0].plan.n_rounds
         self.ledger_ = Ledger()
         size = tasks[0].step_size * len(tasks)
         while left:
