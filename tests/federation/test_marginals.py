@@ -118,5 +118,5 @@ def test_bfloat16_rounds_what_the_classifier_learns() -> None:
     )
     off = [np.abs(exact.marginals_[c.name] - rounded.marginals_[c.name]).sum() for c in federation]
     assert 0 < max(off) < 0.3
-    with pytest.raises(InputError, match="precision must be .*bfloat16"):
+    with pytest.raises(InputError, match=r"precision must be .*bfloat16"):
         FederatedMLLS(precision="bfloat").fit(federation)  # type: ignore[arg-type]
