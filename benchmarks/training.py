@@ -9,8 +9,9 @@ A: 5 clients x 64 rows, one gradient each, one step of Adam, against a central s
 B: 5 clients x 64 rows, 10 local steps of SGD, against 10 central steps of SGD on 320 rows.
 C: 5 of 100 clients a round, as A.
 D: a ResNet-18 half as wide, 5 clients x 16 rows, BatchNorm of each client's own, against a central
-step on 80 rows in float32; ours in float32 and, where the processor has instructions for it, in
-bfloat16.
+step on 80 rows.
+Where the processor has instructions for it, both also run in bfloat16; ratios are to the central
+step in float32.
 Peers on A, each in an environment of its own under ``.peers/``: pfl-research, Flower (simulation).
 Scaling: clients in the federation (8 rows each, so that 10 000 of them fit in memory) and clients
 a round.
@@ -61,9 +62,9 @@ from fedshift.learn.models import LeNet, ResNet18
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("pfl", "flwr")
-BARS = {"A": 1.15, "B": 0.92, "C": 1.15}
-#: of D, in float32 and in bfloat16
-RESNET_BARS = (1.0, 1.5)
+#: of each workload, in float32 and in bfloat16
+BARS = {"A": (1.15, 1.8), "B": (0.92, 1.5), "C": (1.15, 1.8), "D": (1.0, 1.5)}
+HALF = "bfloat16"
 RESNET_WIDTH, RESNET_BATCH = 32, 16
 LOCAL_STEPS = 10
 SIZES = (10, 100, 1000, 10_000)
@@ -105,6 +106,8 @@ class Central:
         Of the parameters.
     batch : int
         Rows of a step.
+    amp : bool
+        Under autocast, in bfloat16.
     """
 
     def __init__(
@@ -113,18 +116,22 @@ class Central:
         model: nn.Module,
         optimizer: Callable[[Any], torch.optim.Optimizer],
         batch: int,
+        *,
+        amp: bool = False,
     ) -> None:
         self.x, self.y, self.weight = data
-        self.model, self.batch = model, batch
+        self.model, self.batch, self.amp = model, batch, amp
         self.optimizer = optimizer(self.model.parameters())
         self._batches = self._deal()
 
     @classmethod
-    def lenet(cls, n: int, optimizer: Callable[[Any], torch.optim.Optimizer]) -> Central:
+    def lenet(
+        cls, n: int, optimizer: Callable[[Any], torch.optim.Optimizer], *, amp: bool = False
+    ) -> Central:
         """LeNet on n rows, 320 a step."""
         model = TextbookLeNet()
         assert sum(p.numel() for p in model.parameters()) == PARAMETERS
-        return cls(rows(n, seed=0), model, optimizer, CLIENTS * BATCH)
+        return cls(rows(n, seed=0), model, optimizer, CLIENTS * BATCH, amp=amp)
 
     def _deal(self) -> Iterator[Tensor]:
         """Batches, epoch after epoch."""
@@ -136,7 +143,9 @@ class Central:
     def run(self, steps: int) -> None:
         """Do some steps."""
         for batch in itertools.islice(self._batches, steps):
-            loss = weighted_loss(self.model(self.x[batch]), self.y[batch], self.weight[batch])
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.amp):
+                scores = self.model(self.x[batch])
+            loss = weighted_loss(scores.float(), self.y[batch], self.weight[batch])
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -181,6 +190,24 @@ def task(of: Federation, plan: Plan, **settings: Any) -> Task:
 def engine_block(engine: Engine) -> Block:
     """Rounds of one of our engines."""
     return clocked(engine.advance)
+
+
+def contest(central: Callable[[bool], Callable[[int], Any]], made: Task) -> dict[str, Block]:
+    """A central loop and ours, in float32 and, where that is an instruction, in bfloat16.
+
+    Parameters
+    ----------
+    central : callable
+        Makes the loop, under autocast or not.
+    """
+    kinds = {"": False}
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        kinds[f", {HALF}"] = True
+    out: dict[str, Block] = {}
+    for said, amp in kinds.items():
+        out[f"central{said}"] = clocked(central(amp))
+        out[f"fedshift{said}"] = engine_block(Fused(made, amp=amp))
+    return out
 
 
 # -- measuring -------------------------------------------------------------------------------
@@ -258,14 +285,10 @@ def workload_a(
     quick: bool, blocks: int, workers: Mapping[str, Worker]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Five clients, one gradient each; peers in the same run."""
-    of = federation(CLIENTS, ROWS)
-    central = Central.lenet(CLIENTS * ROWS, adam)
+    made = task(federation(CLIENTS, ROWS), FedSGD())
     length = 5 if quick else 10
-    contenders: dict[str, Block] = {
-        "central": clocked(central.run),
-        "fedshift": engine_block(Fused(task(of, FedSGD()))),
-        "fedshift, client by client": engine_block(Reference(task(of, FedSGD()))),
-    }
+    contenders = contest(lambda amp: Central.lenet(CLIENTS * ROWS, adam, amp=amp).run, made)
+    contenders["fedshift, client by client"] = engine_block(Reference(made))
     faults: dict[str, str] = {}
 
     def guarded(name: str, worker: Worker) -> Block:
@@ -290,32 +313,29 @@ def workload_a(
 
 def workload_b(quick: bool, blocks: int) -> dict[str, Any]:
     """Local steps: parameters of the clients' own. An iteration is a round of ten steps."""
-    of = federation(CLIENTS, ROWS)
-    central = Central.lenet(CLIENTS * ROWS, sgd)
     plan = FedAvg(local_steps=LOCAL_STEPS, local_lr=0.01)
-    contenders = {
-        "central": clocked(lambda rounds: central.run(rounds * LOCAL_STEPS)),
-        "fedshift": engine_block(Fused(task(of, plan))),
-        "fedshift, client by client": engine_block(Reference(task(of, plan))),
-    }
+    made = task(federation(CLIENTS, ROWS), plan)
+
+    def central(amp: bool) -> Callable[[int], None]:
+        loop = Central.lenet(CLIENTS * ROWS, sgd, amp=amp)
+        return lambda rounds: loop.run(rounds * LOCAL_STEPS)
+
+    contenders = contest(central, made)
+    contenders["fedshift, client by client"] = engine_block(Reference(made))
     return summary(interleave(contenders, dict.fromkeys(contenders, 1), blocks), "central")
 
 
 def workload_c(quick: bool, blocks: int, of: Federation) -> dict[str, Any]:
     """Five of a hundred clients a round."""
-    central = Central.lenet(len(of) * ROWS, adam)
-    plan = FedSGD(participation=CLIENTS)
+    made = task(of, FedSGD(participation=CLIENTS))
     length = 5 if quick else 10
-    contenders = {
-        "central": clocked(central.run),
-        "fedshift": engine_block(Fused(task(of, plan))),
-        "fedshift, client by client": engine_block(Reference(task(of, plan))),
-    }
+    contenders = contest(lambda amp: Central.lenet(len(of) * ROWS, adam, amp=amp).run, made)
+    contenders["fedshift, client by client"] = engine_block(Reference(made))
     return summary(interleave(contenders, dict.fromkeys(contenders, length), blocks), "central")
 
 
 def workload_d(blocks: int) -> dict[str, Any]:
-    """A network with BatchNorm, in float32 and in bfloat16."""
+    """A network with BatchNorm."""
     of = federation(CLIENTS, 4 * RESNET_BATCH, (3, 32, 32))
     made = Task.of(
         of,
@@ -324,13 +344,12 @@ def workload_d(blocks: int) -> dict[str, Any]:
         weights=weights(of),
     )
     data = (made.x, made.y, made.weight.to(made.x))
-    central = Central(data, ResNet18(width=RESNET_WIDTH), adam, CLIENTS * RESNET_BATCH)
-    contenders = {
-        "central": clocked(central.run),
-        "fedshift": engine_block(Fused(made)),
-    }
-    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
-        contenders["fedshift, bfloat16"] = engine_block(Fused(made, amp=True))
+
+    def central(amp: bool) -> Callable[[int], None]:
+        model = ResNet18(width=RESNET_WIDTH)
+        return Central(data, model, adam, CLIENTS * RESNET_BATCH, amp=amp).run
+
+    contenders = contest(central, made)
     return summary(interleave(contenders, dict.fromkeys(contenders, 1), blocks), "central")
 
 
@@ -432,21 +451,18 @@ def on_cpu(args: argparse.Namespace) -> int:
     d = workload_d(blocks)
     show("D: ResNet-18, 5 clients x 16, one step", d)
     record |= {"A": a, "B": b, "C": c, "D": d, "versions": versions, "faults": faults}
-    for name, kept in (("A", a), ("B", b), ("C", c)):
-        bars.append(
-            Bar(
-                f"{name}: central step / ours",
-                kept["ratio"]["fedshift"],
-                BARS[name],
-                ">=",
-                f"client by client {kept['ratio']['fedshift, client by client']:.2f}; in processor "
-                f"time {kept['processor_ratio']['fedshift']:.3f}",
-            )
-        )
-    for name, bar in zip(("fedshift", "fedshift, bfloat16"), RESNET_BARS, strict=True):
-        if name in d["ratio"]:  # not every processor has bfloat16
-            kind = "bfloat16" if "bfloat16" in name else "float32"
-            bars.append(Bar(f"D: central step / ours in {kind}", d["ratio"][name], bar, ">="))
+    for name, kept in (("A", a), ("B", b), ("C", c), ("D", d)):
+        for said, bar in zip(("", f", {HALF}"), BARS[name], strict=True):
+            ours = f"fedshift{said}"
+            if ours not in kept["ratio"]:  # not every processor has bfloat16
+                continue
+            notes = [f"in processor time {kept['processor_ratio'][ours]:.3f}"]
+            if said:
+                notes.append(f"central in {HALF} {kept['ratio'][f'central{said}']:.2f}")
+            elif "fedshift, client by client" in kept["ratio"]:
+                notes.append(f"client by client {kept['ratio']['fedshift, client by client']:.2f}")
+            title = f"{name}: central step / ours" + (f" in {HALF}" if said else "")
+            bars.append(Bar(title, kept["ratio"][ours], bar, ">=", "; ".join(notes)))
     if not args.quick:
         for peer in PEERS:
             theirs = NAN if peer in faults else a["ratio"].get(peer, NAN)
