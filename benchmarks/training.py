@@ -52,6 +52,7 @@ from peers_training.lenet import BATCH, CLIENTS, PARAMETERS, ROWS, SHAPE, rows, 
 from peers_training.lenet import LeNet as TextbookLeNet
 from torch import Tensor, nn
 
+from fedshift.core.device import has_bfloat16
 from fedshift.data.federation import ClientData, Federation
 from fedshift.federation.engine import Engine
 from fedshift.federation.fused import Fused, Runs
@@ -201,7 +202,7 @@ def contest(central: Callable[[bool], Callable[[int], Any]], made: Task) -> dict
         Makes the loop, under autocast or not.
     """
     kinds = {"": False}
-    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+    if has_bfloat16():
         kinds[f", {HALF}"] = True
     out: dict[str, Block] = {}
     for said, amp in kinds.items():

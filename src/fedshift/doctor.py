@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedshift import __version__
+from fedshift.core.device import has_bfloat16
 from fedshift.data import sources
 from fedshift.data.shift import GaussianShift
 from fedshift.errors import DataNotFoundError, FedshiftError
@@ -58,7 +59,10 @@ def examine(out: Path, data_dir: str | os.PathLike[str] | None = None) -> Iterat
     python = sys.version_info >= (3, 11)
     yield Check("python", python, platform.python_version() + ("" if python else "; needs 3.11"))
     yield Check("packages", True, ", ".join(f"{p} {version(p)}" for p in PACKAGES))
-    yield Check("processor", True, f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()}")
+    said = f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()}"
+    if has_bfloat16():
+        said += "; has bfloat16: precision='bfloat16' trains networks faster"
+    yield Check("processor", True, said)
     gpu = torch.cuda.is_available()
     said = torch.cuda.get_device_name() if gpu else "none that torch can use; runs are on the CPU"
     yield Check("GPU", True if gpu else None, said)

@@ -25,3 +25,10 @@ def pick_device(name: str | None) -> str:
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     return device
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 numbers; without, they are slower than float32."""
+    # torch keeps the names to itself and may drop them
+    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, name, bool)()) for name in asked)
