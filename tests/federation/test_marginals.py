@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ import pytest
 import fedshift as fs
 from fedshift.demo import digits_federation
 from fedshift.errors import InputError
+from fedshift.federation.ledger import Ledger
 from fedshift.federation.marginals import FederatedMLLS
+from fedshift.federation.task import Task
+from fedshift.federation.weigh import weigh
 from fedshift.workflow import run
 
 
@@ -80,8 +84,12 @@ def test_a_class_nobody_has_is_named(federation: fs.Federation) -> None:
         FederatedMLLS(model="linear").fit(fs.Federation((gap,)))
 
 
-def test_a_class_missing_at_a_client_biases_nothing() -> None:
-    """Classes held by fewer clients have less weight in training; calibration gives it back."""
+@pytest.mark.parametrize("lean", [0.0, 0.5, 1.0])
+def test_a_class_missing_at_a_client_biases_nothing(lean: float) -> None:
+    """Classes held by fewer clients have less weight in training; calibration gives it back.
+
+    Where clients lean on each other, those that have the class stand for the others at once.
+    """
     rng = np.random.default_rng(0)
 
     def rows(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -95,8 +103,8 @@ def test_a_class_missing_at_a_client_biases_nothing() -> None:
         x, y = rows((200, 800, 800) if k == 0 else (800, 0, 0))
         clients[f"c{k}"] = (x, y, rows((100, 400, 500))[0])
     plan = fs.FedSGD(iterations=400, lr=0.02)
-    found = FederatedMLLS(model="linear", plan=plan).fit(fs.Federation.of(clients)).marginals_
-    for law in found.values():
+    found = FederatedMLLS(model="linear", plan=plan, lean=lean).fit(fs.Federation.of(clients))
+    for law in found.marginals_.values():
         np.testing.assert_allclose(law, [0.1, 0.4, 0.5], atol=0.12)
 
 
@@ -120,3 +128,51 @@ def test_bfloat16_rounds_what_the_classifier_learns() -> None:
     assert 0 < max(off) < 0.3
     with pytest.raises(InputError, match=r"precision must be .*bfloat16"):
         FederatedMLLS(precision="bfloat").fit(federation)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lean", [0.0, 0.3, 1.0])
+def test_what_leaning_clients_weigh(lean: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    laws = {"a": (0.6, 0.2, 0.2), "b": (0.1, 0.8, 0.1), "c": (0.5, 0.5, 0.0)}
+    rng, clients = np.random.default_rng(0), {}
+    for name, law in laws.items():
+        y = np.repeat(np.arange(3), np.round(np.multiply(100, law)).astype(int))
+        clients[name] = (rng.normal(size=(100, 2)), y, rng.normal(size=(9, 2)))
+    given: list[Any] = []
+    made = Task.of
+
+    def watched(*args: Any, weights: Any, **others: Any) -> Task:
+        given.append(weights)
+        return made(*args, weights=weights, **others)
+
+    monkeypatch.setattr(Task, "of", watched)
+    plan = fs.FedSGD(iterations=2)
+    found = FederatedMLLS(model="linear", plan=plan, folds=2, lean=lean)
+    found.fit(fs.Federation.of(clients))
+    assert len(given) == 2  # a task for every fold
+    total = np.zeros(3)
+    for name, law in laws.items():
+        weight = np.zeros(3)
+        for y in np.flatnonzero(law):
+            beside = sum(p[y] ** lean for p in laws.values() if p[y] or not lean)
+            weight[y] = 3 * law[y] ** lean / beside / (3 * law[y])
+        half = np.round(np.multiply(50, law)).astype(int)
+        for w in given:  # rows are in the order of their classes
+            np.testing.assert_allclose(w[name], weight[np.repeat(np.arange(3), half)])
+        total += law * weight
+    # all classes alike, also where a client lacks one; without leaning it is missed
+    np.testing.assert_allclose(total, [1, 1, 1 if lean else 2 / 3])
+    assert _told(found.ledger_) == dict.fromkeys("abc", 3 * 8 * (2 if lean else 1))
+    ledger = Ledger()  # training that leans needs the training laws too: once, not twice
+    weigh(fs.Federation.of(clients), found, lean=0.5, ledger=ledger)
+    assert _told(ledger) == dict.fromkeys("abc", 3 * 8 * 2)
+
+
+def _told(ledger: Ledger) -> dict[str, int]:
+    """Bytes of laws that left every client."""
+    return {e["client"]: e["up"] for e in ledger.to_records() if "describe" in e["phase"]}
+
+
+def test_how_far_clients_lean_is_checked(federation: fs.Federation) -> None:
+    for wrong in (-0.1, 1.5, "much", None):
+        with pytest.raises(InputError, match=r"lean must be an exponent in \[0, 1\]; got"):
+            FederatedMLLS(lean=wrong).fit(federation)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from fedshift.core.label import Calibration, bcts, mlls
 from fedshift.core.params import one_of, whole
 from fedshift.core.samples import Float64Array
 from fedshift.core.threads import threads_for
+from fedshift.core.weights import log_share
 from fedshift.data.federation import Federation
 from fedshift.errors import InputError
 from fedshift.federation import draw
@@ -29,6 +30,7 @@ from fedshift.federation.plan import FedAvg, FedSGD
 from fedshift.federation.task import State, Task
 from fedshift.learn.evaluate import predict
 from fedshift.learn.models import build
+from fedshift.learn.objective import Objective
 
 
 class FederatedMLLS(BaseEstimator):
@@ -62,6 +64,11 @@ class FederatedMLLS(BaseEstimator):
         Of step 1; for images try ``FedSGD(iterations=2000, importance="sampling",
         augment="crop-flip")``.
     folds : int
+    lean : float
+        How far clients lean on each other's rows in steps 1 and 2, β in [0, 1]: weights there are
+        multiplied by the shares K p_k(y)^β / Σ_j p_j(y)^β (`fedshift.core.weights.log_share`), so
+        that a client's few rows of a class count less where its neighbours have many. Training
+        label laws leave the clients then.
     precision : {"float32", "bfloat16"}
         Of the arithmetic of step 1; see `fedshift.Settings`.
     device : str, optional
@@ -85,6 +92,7 @@ class FederatedMLLS(BaseEstimator):
         model: str | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = "mlp",
         plan: FedSGD | FedAvg | None = None,
         folds: int = 5,
+        lean: float = 0.0,
         precision: Literal["float32", "bfloat16"] = "float32",
         device: str | None = None,
         seed: int = 0,
@@ -92,6 +100,7 @@ class FederatedMLLS(BaseEstimator):
         self.model = model
         self.plan = plan
         self.folds = folds
+        self.lean = lean
         self.precision = precision
         self.device = device
         self.seed = seed
@@ -100,9 +109,12 @@ class FederatedMLLS(BaseEstimator):
         """Train, calibrate, and estimate every client's test label law."""
         check_phase(self)
         one_of(self, "precision", ("float32", "bfloat16"))
+        Objective.of("ftw").check_lean(self.lean)
         laws = label_laws(federation)
         count = len(next(iter(laws.values())))
-        balance = {c.name: balanced(c.y, count) for c in federation}
+        self.sources_ = [c.name for c in federation]
+        self._laws, self._labels = laws, {c.name: c.y for c in federation}
+        balance = {c.name: balanced(c.y, count) * self._shares(c.name) for c in federation}
         fold = {c.name: folds_of(c.name, c.y, self.folds, seed=self.seed) for c in federation}
         tasks = [self._task(federation, balance, fold, j, count) for j in range(self.folds)]
         states = self._train(tasks)
@@ -127,10 +139,8 @@ class FederatedMLLS(BaseEstimator):
         self.marginals_: dict[str, Float64Array] = {
             name: mlls(p, uniform).prior for name, p in judged.items()
         }
-        self.sources_ = [c.name for c in federation]
         self.digest_ = federation_digest(federation)
         self._seen, self._judged = seen, judged
-        self._laws, self._labels = laws, {c.name: c.y for c in federation}
         return self
 
     def source_log_ratio(self, source: str, *, target: Any = None) -> Float64Array:
@@ -147,10 +157,15 @@ class FederatedMLLS(BaseEstimator):
 
         Columns in the order of `sources_`. Needs every client's training label law.
         """
-        check_is_fitted(self, "marginals_")
+        check_is_fitted(self, "sources_")
         laws = np.stack([self._laws[n] for n in self.sources_])
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(laws[:, self._labels[source]]).T)
+
+    def _shares(self, client: str) -> Float64Array:
+        """What a client stands for at each of its rows, 1 unless clients lean on each other."""
+        own = self.sources_.index(client)
+        return np.exp(log_share(self.source_log_laws(client), own, self.lean))
 
     def posteriors(self, client: str) -> tuple[Float64Array, Float64Array]:
         """p(y | x) under the uniform label law, of training rows (n, C) and of test rows (m, C).
@@ -197,8 +212,11 @@ class FederatedMLLS(BaseEstimator):
             for task, log in zip(tasks, logs, strict=True):
                 log.check(task)
         states = runs.states()
+        law = 8 * _classes(tasks[0])
         for name in tasks[0].names:
-            self.ledger_.add(name, "query.describe", up=8 * _classes(tasks[0]))
+            self.ledger_.add(name, "query.describe", up=law)
+            if self.lean:  # its training law too, to all others
+                self.ledger_.add(name, "query.describe", up=law, down=law * len(tasks[0].names))
         return states
 
 

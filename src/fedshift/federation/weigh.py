@@ -309,7 +309,7 @@ def log_ratios(
         for name, goal in asked.items():
             target = None if goal == "all" else name if goal == "own" else goal
             out[name] = estimator.source_log_ratio(name, target=target)
-        if lean and hasattr(estimator, "marginals_"):
+        if lean and hasattr(estimator, "marginals_") and not getattr(estimator, "lean", 0.0):
             told = bool(getattr(estimator, "explanations_", None))  # to compare explanations
             _record_laws(federation, len(estimator.marginals_[federation[0].name]), ledger, told)
         return _leaned(out, estimator.source_log_laws, estimator.sources_, lean) if lean else out
