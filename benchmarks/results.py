@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedshift.experiments.compare import compare
 from fedshift.experiments.recipe import Model, Recipe
 from fedshift.experiments.study import studies_in
@@ -33,6 +35,8 @@ PRIZE = (
     ("paper/fmnist-two", "FTW", "FTW-multi-source", "ERM"),
     ("paper/cifar-five", "FTW-mixup", "FTW-mixup-federated-mlls", "ERM-mixup"),
     ("ablation/fmnist-five", "all-exact", "all", "ERM"),
+    ("small/cifar-five", "FTW", "FTW-lenet-laws", "ERM"),
+    ("small/cifar-five", "FTW", "FTW-resnet-laws", "ERM"),
     ("small/cifar-hundred", "FTW-lean", "FTW-lean-federated-mlls", "ERM"),
 )
 #: what each method of the ablation differs from
@@ -222,6 +226,24 @@ def estimated() -> str:
     return lines(head, rows)
 
 
+def which_ratio() -> str:
+    """FTW with exact ratios of labels and of inputs, and with estimated ratios of inputs."""
+    found = record("which_ratio")
+    rows = [
+        f"| exact laws, {n} | {np.mean(v):.4f} | {len(v)} |" for n, v in found["accuracy"].items()
+    ]
+    (paper,) = compare([PAPER / "fmnist-five.jsonl"])
+    for method in ("FTW-multi-source", "FTW-neural"):
+        row = paper[method]
+        rows.append(f"| {method} | {row.ours[0]:.4f} | {len(row.runs)} |")
+    gap = f"by label − by input: {found['gain']:+.4f} ± {found['half_width']:.4f}, same seeds"
+    apart = ", ".join(f"{n} {np.mean(v):.2f}" for n, v in found["apart"].items())
+    return (
+        lines("| weights | accuracy | seeds |", rows)
+        + f"\n\n{gap}. Mean distance of the two log ratios: {apart}."
+    )
+
+
 def ablation() -> str:
     """Paired differences of every change to training with estimated ratios, machine by machine."""
     rows = []
@@ -309,6 +331,7 @@ def main() -> int:
         lean,
         reduced,
         estimated,
+        which_ratio,
         ablation,
         attacks,
         deployment,
