@@ -147,26 +147,16 @@ class Settings:
             raise InputError("ratio must be given; take 'federated-auto', or 'exact' where known")
 
     def _check_lean(self) -> None:
-        objective, plan = Objective.of(self.objective), self.plan
+        objective = Objective.of(self.objective)
         objective.check_lean(self.lean)
         if not self.lean or objective.kind == "erm":
             return
-        drawn = isinstance(plan.participation, int)
-        wrong = {  # clients have unequal parts of the target, and each must count with its own
-            "participation of named clients": isinstance(plan.participation, tuple | list),
-            "client_weights": bool(plan.client_weights),
-            "Weighting(normalise='mean one')": self.weighting.normalise != "none",
-            "importance='logits'": plan.importance == "logits",
-            "FedAvg(normalise='self') with some clients a round; take normalise='none'": (
-                drawn and getattr(plan, "normalise", "none") != "none"
-            ),
-        }
-        for told, there in wrong.items():
-            if there:
-                raise InputError(
-                    "lean needs clients that take part equally often and sums whose scale is kept; "
-                    f"got {told}; leave one of the two out"
-                )
+        self.plan.check_lean()
+        if self.weighting.normalise != "none":
+            raise InputError(
+                "lean gives clients unequal parts of the target, which Weighting(normalise="
+                f"{self.weighting.normalise!r}) would undo; leave one of the two out"
+            )
 
     def _exponents(self) -> tuple[float, ...]:
         """`flattenings`, checked."""

@@ -176,3 +176,7 @@ def test_how_far_clients_lean_is_checked(federation: fs.Federation) -> None:
     for wrong in (-0.1, 1.5, "much", None):
         with pytest.raises(InputError, match=r"lean must be an exponent in \[0, 1\]; got"):
             FederatedMLLS(lean=wrong).fit(federation)  # type: ignore[arg-type]
+    uneven = fs.FedSGD(iterations=2, client_weights={"client-1": 2.0})
+    FederatedMLLS(model="linear", plan=uneven, folds=2).fit(federation)
+    with pytest.raises(InputError, match="lean needs clients that take part equally often"):
+        FederatedMLLS(model="linear", plan=uneven, lean=0.5).fit(federation)

@@ -110,6 +110,8 @@ class FederatedMLLS(BaseEstimator):
         check_phase(self)
         one_of(self, "precision", ("float32", "bfloat16"))
         Objective.of("ftw").check_lean(self.lean)
+        if self.lean and self.plan is not None:
+            self.plan.check_lean()
         laws = label_laws(federation)
         count = len(next(iter(laws.values())))
         self.sources_ = [c.name for c in federation]

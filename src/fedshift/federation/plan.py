@@ -242,6 +242,24 @@ class Plan(ABC):
                 f"is {loss!r}; take importance='loss' or 'sampling'"
             )
 
+    def check_lean(self) -> None:
+        """Raise if clients that lean on each other would not count with their own part."""
+        drawn = isinstance(self.participation, int)
+        wrong = {  # clients have unequal parts of the target, and each must count with its own
+            "participation of named clients": isinstance(self.participation, tuple),
+            "client_weights": bool(self.client_weights),
+            "importance='logits'": self.importance == "logits",
+            "FedAvg(normalise='self') with some clients a round; take normalise='none'": (
+                drawn and getattr(self, "normalise", "none") != "none"
+            ),
+        }
+        for told, there in wrong.items():
+            if there:
+                raise InputError(
+                    "lean needs clients that take part equally often and sums whose scale is kept; "
+                    f"got {told}; leave one of the two out"
+                )
+
     def check_clients(self, names: Sequence[str]) -> None:
         """Raise if the plan names a client that is not there, or asks for too many."""
         p = self.participation
