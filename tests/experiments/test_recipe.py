@@ -472,3 +472,36 @@ def test_a_share_keeps_every_class_of_both_parts() -> None:
 def test_data_wrong(table: dict[str, Any], error: str) -> None:
     with pytest.raises(InputError, match=error):
         Recipe.parse(to_toml({"data": table, "method": [{"name": "ERM"}]}), name="x")
+
+
+def with_ratio(ratio: str) -> Recipe:
+    return recipe(TEXT.replace('ratio = "exact"', f"ratio = {ratio}"))
+
+
+@pytest.mark.parametrize("kind", ["federated-mlls", "federated-auto", "multi-source", "neural"])
+def test_a_ratio_has_a_model_with_options(kind: str) -> None:
+    """A table of a model is a model, wherever it stands."""
+    r = with_ratio(f"{{kind = '{kind}', model = {{kind = 'mlp', hidden = [7]}}}}")
+    made = r.settings("FedAvg", 0).ratio.model((8, 8), 4)
+    assert next(made.parameters()).shape == (7, 64)
+    assert Recipe.parse(r.to_toml(), name=r.name) == r
+    bare = with_ratio(f"{{kind = '{kind}', model = 'mlp'}}").settings("FedAvg", 0).ratio.model
+    assert bare == "mlp" if kind.startswith("federated") else bare((8, 8), 4) is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("{kind = 'mpl'}", r"\[method.FedAvg.ratio\]: model must be .*'mlp'"),
+        ("{kind = 'mlp', hiden = [7]}", r"unknown key 'hiden'.*'hidden'"),
+        ("3", "model must be a name, or a table with its kind"),
+    ],
+)
+def test_a_wrong_model_of_a_ratio_is_met_before_anything_runs(model: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        with_ratio(f"{{kind = 'federated-mlls', model = {model}}}")
+
+
+def test_a_ratio_without_a_model_refuses_one() -> None:
+    with pytest.raises(InputError, match="unknown key 'model'"):
+        with_ratio("{kind = 'ulsif', model = 'mlp'}")

@@ -368,7 +368,10 @@ class TestLean:
                 {"lean": 0.5, "plan": fs.FedSGD(participation=("client-1",))},
                 "equally often.*got participation of named clients",
             ),
-            ({"lean": 0.5, "weighting": fs.Weighting(normalise="mean one")}, "Weighting.*would undo"),
+            (
+                {"lean": 0.5, "weighting": fs.Weighting(normalise="mean one")},
+                "Weighting.*would undo",
+            ),
             ({"lean": 0.5, "plan": fs.FedSGD(importance="logits")}, "got importance='logits'"),
             ({"lean": 0.5, "plan": fs.FedAvg(participation=1)}, "take normalise='none'"),
         ],

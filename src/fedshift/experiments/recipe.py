@@ -60,6 +60,7 @@ from fedshift.experiments.spelling import (
     at,
     fields_of,
     make,
+    parameters,
     plain,
     read,
     to_toml,
@@ -105,16 +106,27 @@ class Ratio(Choice):
         if self.options:
             if self.kind == "exact":
                 raise InputError(f"{place}: ratio 'exact' has no options; got {self.options}")
-            maker = type(make_estimator(self.kind, seed=0))
-            arguments(maker, self.options, place.under("ratio"), skip=("seed",))
+            self._given(place.under("ratio"))
 
     def method(self, seed: int, device: str | None = None) -> Any:
         """As `Settings` takes it."""
         if not self.options:
             return self.kind
-        maker = type(make_estimator(self.kind, seed=seed))
-        options = arguments(maker, self.options, Place("recipe", "method.ratio"), skip=("seed",))
-        return make_estimator(self.kind, seed=seed, **{"device": device, **options})
+        given = self._given(Place("recipe", "method.ratio"))
+        return make_estimator(self.kind, seed=seed, **{"device": device, **given})
+
+    def _given(self, place: Place) -> dict[str, Any]:
+        """Options of the estimator; a model by name, with options of its own."""
+        maker, table = type(make_estimator(self.kind, seed=0)), dict(self.options)
+        model = None
+        if "model" in table and "model" in parameters(maker):
+            model = Model.read(table.pop("model"), "model", place)
+            model.check(place)
+        given = arguments(maker, table, place, skip=("seed",))
+        if model is not None:
+            bare = self.kind.startswith("federated-") and not model.options  # they know the names
+            given["model"] = model.kind if bare else model
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
