@@ -2,8 +2,8 @@ r"""Label shift as plain functions: target label laws from a classifier's predic
 
 `bbse` and `rlls` solve confusion · w = predicted target shares for the class ratios w(y) =
 p_target(y) / p_source(y); `mlls` maximises the likelihood of the target label law by EM, on
-probabilities that `bcts` calibrates. The estimators of `fedshift.ratio.label` do their work with
-these. Below them: how laws and labels are read, and how a ratio is looked up by label.
+probabilities that `bcts` or `matrix_scaling` calibrates. The estimators of `fedshift.ratio.label`
+do their work with these. Below them: how laws and labels are read, and how a ratio is looked up by label.
 """
 
 from __future__ import annotations
@@ -298,6 +298,105 @@ def bcts(
     return Calibration(float(np.exp(-found.x[0])), bias, int(found.nfev))
 
 
+@dataclass(frozen=True)
+class MatrixCalibration:
+    """Matrix scaling of calibrated probabilities: p' ∝ exp(log p + matrix · log p + bias).
+
+    Attributes
+    ----------
+    first : Calibration
+        What comes before: temperature and biases.
+    matrix : ndarray (k, k)
+        How much a class's score moves with every other's; 0 leaves `first` as it is.
+    bias : ndarray (k,)
+        Sums to zero.
+    rounds : int
+        Gradients both fits took.
+    """
+
+    first: Calibration
+    matrix: Float64Array
+    bias: Float64Array
+    rounds: int = 0
+
+    def __call__(self, probabilities: npt.ArrayLike) -> Float64Array:
+        """Calibrated probabilities, shape (n, k)."""
+        logits = np.log(np.maximum(self.first(probabilities), FLOOR))
+        scores = logits + logits @ self.matrix.T + self.bias
+        return np.asarray(np.exp(log_softmax(scores, axis=1)))
+
+    def __repr__(self) -> str:
+        far = float(np.abs(self.matrix).max())
+        return f"MatrixCalibration({len(self.bias)} classes, entries up to {far:.2g}, {self.first})"
+
+
+def matrix_scaling(
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    *,
+    weight: npt.ArrayLike | None = None,
+    spread: float = 0.5,
+) -> MatrixCalibration:
+    r"""Fit matrix scaling (Guo et al. 2017) on top of `bcts`, with a belief that little is needed.
+
+    .. math:: \min_{M, b} -\sum_i w_i \log \operatorname{softmax}(z_i + M z_i + b)_{y_i}
+              + \frac{\sum_i w_i^2}{2 s^2} \lVert M \rVert^2, \qquad z_i = \log p_i
+
+    A temperature treats all mistakes alike. A classifier that saw few rows of one class and many of
+    another that looks like it gives the first away to the second more often than the other way
+    round; M mends that, and with it the shares that `mlls` finds. Convex. As in `bcts`, the mean
+    probability of each class equals its share among `labels`.
+
+    Weak where held-out rows of a class are few: k² numbers are learned. `spread` holds them.
+
+    Parameters
+    ----------
+    probabilities, labels, weight
+        As in `bcts`.
+    spread : float
+        s, standard deviation of a normal belief about the entries of M.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.integers(0, 3, 3000)
+    >>> taken = np.where((y == 0) & (rng.random(3000) < 0.5), 1, y)  # half of class 0 for class 1
+    >>> sure = np.full((3000, 3), 0.1)
+    >>> sure[np.arange(3000), taken] = 0.8
+    >>> matrix_scaling(sure, y)([[0.1, 0.8, 0.1]])[0].round(2)  # truth: 1/3, 2/3, 0
+    array([0.34, 0.66, 0.  ])
+    """
+    if not 0 < spread < math.inf:
+        raise InputError(f"spread must be a positive number; got {spread}; 0.5 is usual")
+    first = bcts(probabilities, labels, weight=weight)
+    logits = np.log(np.maximum(first(probabilities), FLOOR))
+    n, k = logits.shape
+    y = np.asarray(labels, dtype=np.intp)
+    w = np.full(n, 1.0 / n) if weight is None else read_law(weight, n, "weight")
+    hit = np.zeros_like(logits)
+    hit[np.arange(n), y] = 1.0
+    belief = float(np.square(w).sum()) / spread**2  # one over the effective number of rows
+
+    def loss(theta: Float64Array) -> tuple[float, Float64Array]:
+        matrix, bias = theta[: k * k].reshape(k, k), theta[k * k :]
+        log_p = log_softmax(logits + logits @ matrix.T + bias, axis=1)
+        gap = w[:, None] * (np.exp(log_p) - hit)
+        value = -float(np.dot(w, log_p[np.arange(n), y])) + belief * float((matrix**2).sum()) / 2
+        return value, np.concatenate([(gap.T @ logits + belief * matrix).ravel(), gap.sum(axis=0)])
+
+    found = minimize(
+        loss,
+        np.zeros(k * k + k),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-13, "gtol": 1e-8},
+    )
+    bias = found.x[k * k :]
+    matrix = np.asarray(found.x[: k * k].reshape(k, k))
+    return MatrixCalibration(first, matrix, bias - bias.mean(), first.rounds + int(found.nfev))
+
+
 def bcts_sums(
     probabilities: npt.ArrayLike,
     labels: npt.ArrayLike,
@@ -457,4 +556,13 @@ def listed(classes: Sequence[Any], most: int = 8) -> str:
     return ", ".join(repr(c) for c in classes[:most]) + (", ..." if len(classes) > most else "")
 
 
-__all__ = ["Calibration", "MLLSFit", "bbse", "bcts", "mlls", "rlls"]
+__all__ = [
+    "Calibration",
+    "MLLSFit",
+    "MatrixCalibration",
+    "bbse",
+    "bcts",
+    "matrix_scaling",
+    "mlls",
+    "rlls",
+]

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fedshift.core.device import pick_device
-from fedshift.core.label import Calibration, bcts, mlls
+from fedshift.core.label import Calibration, MatrixCalibration, bcts, matrix_scaling, mlls
 from fedshift.core.params import one_of, whole
 from fedshift.core.samples import Float64Array
 from fedshift.core.threads import threads_for
@@ -31,6 +31,12 @@ from fedshift.federation.task import State, Task
 from fedshift.learn.evaluate import predict
 from fedshift.learn.models import build
 from fedshift.learn.objective import Objective
+
+#: ways to calibrate the classifier, by name
+CALIBRATIONS: dict[str, Callable[..., Calibration | MatrixCalibration]] = {
+    "bcts": bcts,
+    "matrix": matrix_scaling,
+}
 
 
 class FederatedMLLS(BaseEstimator):
@@ -69,6 +75,10 @@ class FederatedMLLS(BaseEstimator):
         multiplied by the shares K p_k(y)^β / Σ_j p_j(y)^β (`fedshift.core.weights.log_share`), so
         that a client's few rows of a class count less where its neighbours have many. Training
         label laws leave the clients then.
+    calibration : {"bcts", "matrix"}
+        Of step 2: a temperature and a bias for every class, or besides C² numbers for classes that
+        are taken for each other (`fedshift.core.label.matrix_scaling`); better where some classes
+        have far fewer rows than others that look like them.
     precision : {"float32", "bfloat16"}
         Of the arithmetic of step 1; see `fedshift.Settings`.
     device : str, optional
@@ -79,7 +89,7 @@ class FederatedMLLS(BaseEstimator):
     ----------
     marginals_ : dict of client to ndarray (C,)
         Estimated test label laws.
-    calibration_ : Calibration
+    calibration_ : Calibration or MatrixCalibration
     ledger_ : Ledger
         Bytes of steps 1 and 4.
     digest_ : str
@@ -93,6 +103,7 @@ class FederatedMLLS(BaseEstimator):
         plan: FedSGD | FedAvg | None = None,
         folds: int = 5,
         lean: float = 0.0,
+        calibration: Literal["bcts", "matrix"] = "bcts",
         precision: Literal["float32", "bfloat16"] = "float32",
         device: str | None = None,
         seed: int = 0,
@@ -101,6 +112,7 @@ class FederatedMLLS(BaseEstimator):
         self.plan = plan
         self.folds = folds
         self.lean = lean
+        self.calibration = calibration
         self.precision = precision
         self.device = device
         self.seed = seed
@@ -109,6 +121,7 @@ class FederatedMLLS(BaseEstimator):
         """Train, calibrate, and estimate every client's test label law."""
         check_phase(self)
         one_of(self, "precision", ("float32", "bfloat16"))
+        one_of(self, "calibration", tuple(CALIBRATIONS))
         Objective.of("ftw").check_lean(self.lean)
         if self.lean and self.plan is not None:
             self.plan.check_lean()
@@ -135,7 +148,8 @@ class FederatedMLLS(BaseEstimator):
         # clients may lack a class; calibrated to equal shares, all classes start alike
         weight = weight / np.bincount(labels, weight)[labels]
         found = np.concatenate([seen[c.name] for c in federation])[out]
-        self.calibration_: Calibration = bcts(found, labels, weight=weight / weight.sum())
+        fit = CALIBRATIONS[self.calibration]
+        self.calibration_ = fit(found, labels, weight=weight / weight.sum())
         judged = {n: np.mean([self.calibration_(p) for p in ps], axis=0) for n, ps in used.items()}
         uniform = np.full(count, 1 / count)
         self.marginals_: dict[str, Float64Array] = {
