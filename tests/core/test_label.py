@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshift.core.label import Calibration, bbse, bcts, bcts_sums, mlls, newton, rlls
+from fedshift.core.label import (
+    Calibration,
+    bbse,
+    bcts,
+    bcts_sums,
+    matrix_scaling,
+    mlls,
+    newton,
+    rlls,
+)
 from fedshift.errors import InputError
 
 
@@ -91,6 +100,62 @@ def test_bcts_undoes_temperature_and_bias() -> None:
     assert "temperature=" in repr(calibration)
 
 
+def one_sided(seed: int, counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of a classifier that takes half of the rows of class 0 for class 1, and labels."""
+    rng = np.random.default_rng(seed)
+    y = np.repeat(np.arange(3), counts)
+    taken = np.where((y == 0) & (rng.random(len(y)) < 0.5), 1, y)
+    scores = 3.0 * np.eye(3)[taken] + rng.normal(0, 0.7, (len(y), 3))
+    return np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True), y
+
+
+def test_matrix_scaling_finds_shares_of_classes_given_away() -> None:
+    uniform, truth, off = np.full(3, 1 / 3), np.array([0.9, 0.05, 0.05]), []
+    for seed in range(10):
+        p, y = one_sided(seed, (400, 400, 400))
+        used, _ = one_sided(seed + 100, (1800, 100, 100))
+        laws = [mlls(fit(p, y)(used), uniform).prior for fit in (bcts, matrix_scaling)]
+        off.append([np.abs(law - truth).sum() for law in laws])
+        assert off[-1][1] < 0.6 * off[-1][0]
+    plain, mended = np.mean(off, axis=0)
+    assert mended < 0.15 < 0.4 < plain
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_laws_of_matrix_scaling(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(np.ones(4), 200)
+    y = (rng.random((200, 1)) > p.cumsum(axis=1)).sum(axis=1).clip(max=3)
+    w = rng.random(200)
+    w /= w.sum()
+    first, found = bcts(p, y, weight=w), matrix_scaling(p, y, weight=w)
+    # every class is foretold as often as it is there, and rows are explained no worse
+    np.testing.assert_allclose(w @ found(p), np.bincount(y, w, minlength=4), atol=1e-5)
+    at = np.arange(200), y
+    assert w @ np.log(found(p)[at]) >= w @ np.log(first(p)[at]) - 1e-9
+    # a firm belief that nothing is to be mended leaves the temperature alone
+    firm = matrix_scaling(p, y, weight=w, spread=1e-4)
+    np.testing.assert_allclose(firm(p), first(p), atol=1e-4)
+    # names of classes mean nothing
+    order = rng.permutation(4)
+    renamed = matrix_scaling(p[:, order], np.argsort(order)[y], weight=w)
+    np.testing.assert_allclose(renamed(p[:, order]), found(p)[:, order], atol=1e-3)
+
+
+def test_matrix_scaling_leaves_true_posteriors_alone() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 20_000)
+    x = rng.normal(size=(20_000, 2)) + np.array([[0, 0], [1.5, 0], [0, 1.5]])[y]
+    at = -np.square(x[:, None] - np.array([[0, 0], [1.5, 0], [0, 1.5]])).sum(axis=2) / 2
+    p = np.exp(at) / np.exp(at).sum(axis=1, keepdims=True)
+    found = matrix_scaling(p, y)
+    assert float(np.abs(found(p) - p).max()) < 0.05
+    assert float(np.abs(found(p) - p).mean()) < 0.01
+    assert "3 classes" in repr(found)
+    assert found.rounds > found.first.rounds
+
+
 def test_bad_probabilities_and_matrices() -> None:
     with pytest.raises(InputError, match="sum to one"):
         mlls([[0.5, 0.9]], [0.5, 0.5])
@@ -106,6 +171,9 @@ def test_bad_probabilities_and_matrices() -> None:
         bcts([[0.5, 0.5]], [2])
     with pytest.raises(InputError, match="spread"):
         bcts([[0.5, 0.5]], [1], spread=0.0)
+    for spread in (0.0, np.inf):
+        with pytest.raises(InputError, match="spread must be a positive number"):
+            matrix_scaling([[0.5, 0.5]], [1], spread=spread)
 
 
 # -- a calibration by all -----------------------------------------------------------------------

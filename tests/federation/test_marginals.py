@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedshift as fs
+from fedshift.core.label import MatrixCalibration
 from fedshift.demo import digits_federation
 from fedshift.errors import InputError
 from fedshift.federation.ledger import Ledger
@@ -180,3 +181,18 @@ def test_how_far_clients_lean_is_checked(federation: fs.Federation) -> None:
     FederatedMLLS(model="linear", plan=uneven, folds=2).fit(federation)
     with pytest.raises(InputError, match="lean needs clients that take part equally often"):
         FederatedMLLS(model="linear", plan=uneven, lean=0.5).fit(federation)
+
+
+def test_a_matrix_calibrates_too(federation: fs.Federation, fitted: FederatedMLLS) -> None:
+    found = FederatedMLLS(model="linear", plan=fitted.plan, calibration="matrix").fit(federation)
+    assert isinstance(found.calibration_, MatrixCalibration)
+    off: dict[str, list[float]] = {"bcts": [], "matrix": []}
+    for c in federation:
+        assert c.test_y is not None
+        truth = np.bincount(c.test_y, minlength=10) / len(c.test_y)
+        for name, estimator in (("bcts", fitted), ("matrix", found)):
+            off[name].append(float(np.abs(estimator.marginals_[c.name] - truth).sum()))
+    assert off["bcts"] != off["matrix"]
+    assert np.mean(off["matrix"]) < np.mean(off["bcts"]) + 0.03  # a few rows of a class, no harm
+    with pytest.raises(InputError, match=r"calibration must be .*'matrix'"):
+        FederatedMLLS(calibration="matrx").fit(federation)  # type: ignore[arg-type]

@@ -3,7 +3,8 @@ r"""Label shift as plain functions: target label laws from a classifier's predic
 `bbse` and `rlls` solve confusion · w = predicted target shares for the class ratios w(y) =
 p_target(y) / p_source(y); `mlls` maximises the likelihood of the target label law by EM, on
 probabilities that `bcts` or `matrix_scaling` calibrates. The estimators of `fedshift.ratio.label`
-do their work with these. Below them: how laws and labels are read, and how a ratio is looked up by label.
+do their work with these. Below them: how laws and labels are read, and how a ratio is looked up by
+label.
 """
 
 from __future__ import annotations
@@ -377,23 +378,25 @@ def matrix_scaling(
     hit = np.zeros_like(logits)
     hit[np.arange(n), y] = 1.0
     belief = float(np.square(w).sum()) / spread**2  # one over the effective number of rows
+    middle = w @ logits  # taken off, so that matrix and biases do not pull at the same thing
+    away = logits - middle
 
     def loss(theta: Float64Array) -> tuple[float, Float64Array]:
         matrix, bias = theta[: k * k].reshape(k, k), theta[k * k :]
-        log_p = log_softmax(logits + logits @ matrix.T + bias, axis=1)
+        log_p = log_softmax(logits + away @ matrix.T + bias, axis=1)
         gap = w[:, None] * (np.exp(log_p) - hit)
         value = -float(np.dot(w, log_p[np.arange(n), y])) + belief * float((matrix**2).sum()) / 2
-        return value, np.concatenate([(gap.T @ logits + belief * matrix).ravel(), gap.sum(axis=0)])
+        return value, np.concatenate([(gap.T @ away + belief * matrix).ravel(), gap.sum(axis=0)])
 
     found = minimize(
         loss,
         np.zeros(k * k + k),
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-13, "gtol": 1e-8},
+        options={"maxiter": 1000, "maxfun": 2000, "ftol": 0.0, "gtol": 1e-7, "maxcor": 30},
     )
-    bias = found.x[k * k :]
     matrix = np.asarray(found.x[: k * k].reshape(k, k))
+    bias = found.x[k * k :] - matrix @ middle
     return MatrixCalibration(first, matrix, bias - bias.mean(), first.rounds + int(found.nfev))
 
 
