@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
+from fedshift.core.label import MatrixCalibration
 from fedshift.errors import InputError, LowCoverage, NotConverged
 from fedshift.ratio.exact_labels import ExactLabels
 from fedshift.ratio.label import BBSE, MLLS, RLLS, LabelShift
@@ -234,6 +235,15 @@ def test_images_in() -> None:
     assert flat.predict_source_proba(x[:4]).shape == (4, 3)
 
 
+@pytest.mark.parametrize("estimator", [BBSE, MLLS, RLLS])
+def test_a_matrix_calibrates_as_well(estimator: type[MLLS]) -> None:
+    (x, y), (use, truth) = gaussians(SOURCE, 3000, 0), gaussians(TARGET, 3000, 1)
+    found = estimator(calibration="matrix").fit(source=x, source_labels=y, target=use)
+    assert isinstance(found.calibration_, MatrixCalibration)
+    share = np.bincount(truth) / len(truth)
+    np.testing.assert_allclose(found.target_prior_, share, atol=0.05)
+
+
 def test_bad_input_is_named() -> None:
     x, y = gaussians(SOURCE, 100, 0)
     with pytest.raises(InputError, match="one label a source row, 100; got 99"):
@@ -244,7 +254,7 @@ def test_bad_input_is_named() -> None:
         MLLS().fit(source=x, source_labels=np.zeros(100), target=x)
     with pytest.raises(InputError, match="got 1 of 9"):
         MLLS().fit(source=x, source_labels=np.where(np.arange(100) == 7, 9, y), target=x)
-    with pytest.raises(InputError, match="calibration must be"):
+    with pytest.raises(InputError, match="calibration must be one of bcts, matrix; got 'platt'"):
         MLLS(calibration="platt").fit(source=x, source_labels=y, target=x)
     with pytest.raises(InputError, match="n_folds"):
         BBSE(n_folds=1).fit(source=x, source_labels=y, target=x)

@@ -10,7 +10,7 @@ label.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -455,6 +455,13 @@ def newton(theta: Float64Array, slope: Float64Array, curve: Float64Array) -> Flo
     out[0] = np.clip(out[0], max(theta[0] / 4, math.exp(-5.0)), min(theta[0] * 4, math.exp(3.0)))
     out[1:] -= out[1:].mean()
     return np.asarray(out)
+
+
+#: ways to calibrate a classifier, by name
+CALIBRATIONS: dict[str, Callable[..., Calibration | MatrixCalibration]] = {
+    "bcts": bcts,
+    "matrix": matrix_scaling,
+}
 
 
 # --------------------------------------------------------------------------- helpers

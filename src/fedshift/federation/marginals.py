@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fedshift.core.device import pick_device
-from fedshift.core.label import Calibration, MatrixCalibration, bcts, matrix_scaling, mlls
+from fedshift.core.label import CALIBRATIONS, mlls
 from fedshift.core.params import one_of, whole
 from fedshift.core.samples import Float64Array
 from fedshift.core.threads import threads_for
@@ -32,12 +32,6 @@ from fedshift.learn.evaluate import predict
 from fedshift.learn.models import build
 from fedshift.learn.objective import Objective
 
-#: ways to calibrate the classifier, by name
-CALIBRATIONS: dict[str, Callable[..., Calibration | MatrixCalibration]] = {
-    "bcts": bcts,
-    "matrix": matrix_scaling,
-}
-
 
 class FederatedMLLS(BaseEstimator):
     r"""r_k = Σ_l q_l(y) / p_k(y) at a training row of label y, with estimated test label laws q_l.
@@ -48,8 +42,8 @@ class FederatedMLLS(BaseEstimator):
     1. All clients train a classifier together for the uniform label law, once for every fold of
        their rows: rows of class y of client k weigh 1 / (C p_k(y)), known from its own labels.
        Gradients leave the clients.
-    2. The classifiers are calibrated (bias-corrected temperature scaling) on the rows they have
-       not seen, weighted the same way: one temperature and a bias for every class.
+    2. The classifiers are calibrated on the rows they have not seen, weighted the same way: one
+       temperature and a bias for every class (bias-corrected temperature scaling), or a matrix.
     3. Every client finds its test label law of highest likelihood (`fedshift.core.label.mlls`)
        from the mean of the calibrated probabilities of its unlabelled test rows.
     4. It sends that law, C numbers, and looks its ratios up by label.

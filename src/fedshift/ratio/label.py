@@ -40,10 +40,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
 from fedshift.core.label import (
+    CALIBRATIONS,
     FLOOR,
     IntArray,
     bbse,
-    bcts,
     listed,
     log_class_ratio,
     look_up,
@@ -53,6 +53,7 @@ from fedshift.core.label import (
     rlls,
     sort_key,
 )
+from fedshift.core.params import one_of
 from fedshift.core.samples import (
     Float64Array,
     FloatArray,
@@ -79,8 +80,9 @@ class LabelShift(RatioEstimator):
     classifier : scikit-learn classifier with ``predict_proba``, optional
         Learns p_source(y | x); by default multinomial logistic regression on scaled columns.
     n_folds : int
-    calibration : {"bcts", None}
-        Bias-corrected temperature scaling of out-of-fold probabilities, or none.
+    calibration : {"bcts", "matrix", None}
+        Of out-of-fold probabilities: bias-corrected temperature scaling, besides a matrix for
+        classes that are taken for each other (`fedshift.core.label.matrix_scaling`), or none.
     classes : sequence, optional
         Classes that must occur in the source; an error names those that do not.
     seed : int
@@ -133,7 +135,9 @@ class LabelShift(RatioEstimator):
             raw[fold == j] = _aligned(model, x[fold == j], k)
         held_out = raw[row]
         self.calibration_ = (
-            bcts(held_out, label, weight=weight) if self.calibration == "bcts" else None
+            None
+            if self.calibration is None
+            else CALIBRATIONS[self.calibration](held_out, label, weight=weight)
         )
         named = target if isinstance(target, Mapping) else {"target": target}
         self.target_priors_ = {}
@@ -180,11 +184,8 @@ class LabelShift(RatioEstimator):
         raise TypeError(f"{type(self).__name__} must define _prior")
 
     def _check(self) -> None:
-        if self.calibration not in ("bcts", None):
-            raise InputError(
-                f"{type(self).__name__}: calibration must be 'bcts' or None; got "
-                f"{self.calibration!r}; 'bcts' is bias-corrected temperature scaling"
-            )
+        if self.calibration is not None:
+            one_of(self, "calibration", tuple(CALIBRATIONS))
         if not (isinstance(self.n_folds, int | np.integer) and self.n_folds >= 2):
             raise InputError(
                 f"{type(self).__name__}: n_folds must be an integer of at least 2; got "
