@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshift.core.label import bcts_sums
+from fedshift.core.scaling import bcts_sums
 from fedshift.defence.calibration import Sums, add_up, check_sums, longest
 
 CLASSES = 4

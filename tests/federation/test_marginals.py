@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedshift as fs
-from fedshift.core.label import MatrixCalibration
+from fedshift.core.scaling import MatrixCalibration
 from fedshift.demo import digits_federation
 from fedshift.errors import InputError
 from fedshift.federation.ledger import Ledger

@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from fedshift.core.label import MatrixCalibration
+from fedshift.core.scaling import MatrixCalibration
 from fedshift.errors import InputError, LowCoverage, NotConverged
 from fedshift.ratio.exact_labels import ExactLabels
 from fedshift.ratio.label import BBSE, MLLS, RLLS, LabelShift

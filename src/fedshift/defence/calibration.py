@@ -1,6 +1,6 @@
 r"""Sums of a calibration by all, when one of the sites may be hostile or broken.
 
-Each site adds the slope and the curvature of its own loss (`fedshift.core.label.bcts_sums`), and
+Each site adds the slope and the curvature of its own loss (`fedshift.core.scaling.bcts_sums`), and
 the server steps by their sums. Rows of class c weigh w_c together at a site, in sum W, and log
 probabilities lie in [−L, 0], L = −log `FLOOR`. So what an honest site can say is bounded:
 

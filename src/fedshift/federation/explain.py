@@ -32,8 +32,9 @@ import numpy.typing as npt
 from scipy.special import softmax
 from torch import nn
 
-from fedshift.core.label import Calibration, bcts, mlls
+from fedshift.core.label import mlls
 from fedshift.core.samples import Float64Array, FloatArray
+from fedshift.core.scaling import Calibration, bcts
 from fedshift.data.federation import Federation
 from fedshift.federation.crossval import Fit, Folds, cross_fit, make_folds, scores_of
 from fedshift.federation.ledger import Ledger

@@ -16,9 +16,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fedshift.core.device import pick_device
-from fedshift.core.label import CALIBRATIONS, mlls
+from fedshift.core.label import mlls
 from fedshift.core.params import one_of, whole
 from fedshift.core.samples import Float64Array
+from fedshift.core.scaling import CALIBRATIONS
 from fedshift.core.threads import threads_for
 from fedshift.core.weights import log_share
 from fedshift.data.federation import Federation
@@ -71,7 +72,7 @@ class FederatedMLLS(BaseEstimator):
         label laws leave the clients then.
     calibration : {"bcts", "matrix"}
         Of step 2: a temperature and a bias for every class, or besides C² numbers for classes that
-        are taken for each other (`fedshift.core.label.matrix_scaling`); better where some classes
+        are taken for each other (`fedshift.core.scaling.matrix_scaling`); better where some classes
         have far fewer rows than others that look like them.
     precision : {"float32", "bfloat16"}
         Of the arithmetic of step 1; see `fedshift.Settings`.

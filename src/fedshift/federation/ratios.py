@@ -13,8 +13,9 @@ from scipy.special import logsumexp, softmax
 from sklearn.base import clone
 from torch import nn
 
-from fedshift.core.label import FLOOR, Calibration, bcts_sums, mlls
+from fedshift.core.label import FLOOR, mlls
 from fedshift.core.samples import Float64Array
+from fedshift.core.scaling import Calibration, bcts_sums
 from fedshift.core.weights import Weights
 from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.ratios import defend_log_ratios, label_log_ratios

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 
 from fedshift.core.files import atomic_path, write_text
-from fedshift.core.label import newton
 from fedshift.core.samples import Float64Array
+from fedshift.core.scaling import newton
 from fedshift.defence.calibration import add_up, check_sums, longest
 from fedshift.defence.pool import clean_pool, evened
 from fedshift.federation.job import POOLED, SHARED

@@ -1,6 +1,6 @@
 r"""How well a model will do at each site, before a single test label is known.
 
-Accuracy: the model's held-out scores are calibrated (`fedshift.core.label.bcts`), and the mean
+Accuracy: the model's held-out scores are calibrated (`fedshift.core.scaling.bcts`), and the mean
 calibrated chance that it is right is taken over the site's own unlabelled rows. Where labels
 shifted, chances are moved to the site's label law first, p_l(y | x) ∝ p̄(y | x) q_l(y) / p̄(y);
 where inputs did, the held-out rows are weighted, as a model that is wrong somewhere must be
@@ -27,8 +27,8 @@ import numpy.typing as npt
 from scipy import stats
 from scipy.special import log_softmax, softmax
 
-from fedshift.core.label import bcts
 from fedshift.core.samples import Float64Array
+from fedshift.core.scaling import bcts
 from fedshift.core.weights import effective_sample_size
 from fedshift.errors import InputError
 from fedshift.learn.evaluate import plain_text, share_text

@@ -40,7 +40,6 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
 from fedshift.core.label import (
-    CALIBRATIONS,
     FLOOR,
     IntArray,
     bbse,
@@ -64,6 +63,7 @@ from fedshift.core.samples import (
     fold_of,
     read_pair,
 )
+from fedshift.core.scaling import CALIBRATIONS
 from fedshift.errors import InputError, NotConverged
 from fedshift.ratio.base import RatioEstimator
 
@@ -82,7 +82,7 @@ class LabelShift(RatioEstimator):
     n_folds : int
     calibration : {"bcts", "matrix", None}
         Of out-of-fold probabilities: bias-corrected temperature scaling, besides a matrix for
-        classes that are taken for each other (`fedshift.core.label.matrix_scaling`), or none.
+        classes that are taken for each other (`fedshift.core.scaling.matrix_scaling`), or none.
     classes : sequence, optional
         Classes that must occur in the source; an error names those that do not.
     seed : int

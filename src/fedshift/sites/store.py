@@ -27,8 +27,9 @@ from scipy.special import softmax
 from torch import nn
 
 from fedshift.core.files import atomic_path
-from fedshift.core.label import Calibration, mlls
+from fedshift.core.label import mlls
 from fedshift.core.samples import Float64Array
+from fedshift.core.scaling import Calibration
 from fedshift.data.tables import Encoded, Encoder
 from fedshift.diagnose.drifts import LabelLaw
 from fedshift.errors import InputError

@@ -1,0 +1,282 @@
+r"""Calibration of class probabilities on rows a classifier has not seen, before label laws.
+
+`bcts` fits a temperature and a bias for every class, `matrix_scaling` besides how much each class's
+score moves with every other's. `bcts_sums` and `newton` are the first in a federation: sites add
+sums, the server steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+
+from fedshift.core.label import FLOOR, read_law, read_probabilities
+from fedshift.core.samples import Float64Array
+from fedshift.errors import InputError
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Bias-corrected temperature scaling: p' ∝ exp(log p / temperature + bias).
+
+    Attributes
+    ----------
+    temperature : float
+        Above one for an over-confident classifier.
+    bias : ndarray (k,)
+        Sums to zero.
+    rounds : int
+        Gradients its fit took: what calibrating in a federation costs.
+    """
+
+    temperature: float
+    bias: Float64Array
+    rounds: int = 0
+
+    def __call__(self, probabilities: npt.ArrayLike) -> Float64Array:
+        """Calibrated probabilities, shape (n, k)."""
+        logits = np.log(np.maximum(read_probabilities(probabilities), FLOOR))
+        return np.asarray(np.exp(log_softmax(logits / self.temperature + self.bias, axis=1)))
+
+    def __repr__(self) -> str:
+        return f"Calibration(temperature={self.temperature:.4g}, {len(self.bias)} classes)"
+
+
+def bcts(
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    *,
+    weight: npt.ArrayLike | None = None,
+    spread: float = math.inf,
+) -> Calibration:
+    """Fit bias-corrected temperature scaling by maximum likelihood.
+
+    At the optimum the mean calibrated probability of each class equals its share among `labels`:
+    what MLLS needs to be unbiased.
+
+    Parameters
+    ----------
+    probabilities : array (n, k)
+        Predictions for rows that the classifier did not see.
+    labels : int array (n,)
+        Class numbers 0 to k − 1.
+    weight : array (n,), optional
+    spread : float
+        Standard deviation of a normal belief about the log temperature. A few rows that happen to
+        be all right would make the likeliest temperature zero.
+
+    Examples
+    --------
+    >>> sure = [[0.99, 0.01]] * 10 + [[0.01, 0.99]] * 10
+    >>> right = [0] * 8 + [1] * 2 + [1] * 8 + [0] * 2  # right eight times in ten
+    >>> bcts(sure, right)(sure)[0].round(3)
+    array([0.8, 0.2])
+    """
+    logits = np.log(np.maximum(read_probabilities(probabilities), FLOOR))
+    n, k = logits.shape
+    y = np.asarray(labels, dtype=np.intp)
+    if y.shape != (n,) or y.min() < 0 or y.max() >= k:
+        raise InputError(
+            f"labels must be {n} class numbers from 0 to {k - 1}, one a row of probabilities; got "
+            f"shape {y.shape}; encode the classes in the order of the columns"
+        )
+    if not spread > 0:
+        raise InputError(f"spread must be a positive number or inf; got {spread}; 0.5 is usual")
+    w = np.full(n, 1.0 / n) if weight is None else read_law(weight, n, "weight")
+    hit = np.zeros_like(logits)
+    hit[np.arange(n), y] = 1.0
+    belief = float(np.square(w).sum()) / spread**2  # one over the effective number of rows
+
+    def loss(theta: Float64Array) -> tuple[float, Float64Array]:
+        scale = np.exp(theta[0])
+        log_p = log_softmax(scale * logits + theta[1:], axis=1)
+        value = -np.dot(w, log_p[np.arange(n), y])
+        gap = w[:, None] * (np.exp(log_p) - hit)
+        slope = scale * (gap * logits).sum() + belief * theta[0]
+        total = float(value) + belief * float(theta[0]) ** 2 / 2
+        return total, np.concatenate([[slope], gap.sum(axis=0)])
+
+    found = minimize(
+        loss,
+        np.zeros(k + 1),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-5.0, 3.0), *[(-50.0, 50.0)] * k],
+        options={"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9},
+    )
+    bias = found.x[1:] - found.x[1:].mean()
+    return Calibration(float(np.exp(-found.x[0])), bias, int(found.nfev))
+
+
+@dataclass(frozen=True)
+class MatrixCalibration:
+    """Matrix scaling of calibrated probabilities: p' ∝ exp(log p + matrix · log p + bias).
+
+    Attributes
+    ----------
+    first : Calibration
+        What comes before: temperature and biases.
+    matrix : ndarray (k, k)
+        How much a class's score moves with every other's; 0 leaves `first` as it is.
+    bias : ndarray (k,)
+        Sums to zero.
+    rounds : int
+        Gradients both fits took.
+    """
+
+    first: Calibration
+    matrix: Float64Array
+    bias: Float64Array
+    rounds: int = 0
+
+    def __call__(self, probabilities: npt.ArrayLike) -> Float64Array:
+        """Calibrated probabilities, shape (n, k)."""
+        logits = np.log(np.maximum(self.first(probabilities), FLOOR))
+        scores = logits + logits @ self.matrix.T + self.bias
+        return np.asarray(np.exp(log_softmax(scores, axis=1)))
+
+    def __repr__(self) -> str:
+        far = float(np.abs(self.matrix).max())
+        return f"MatrixCalibration({len(self.bias)} classes, entries up to {far:.2g}, {self.first})"
+
+
+def matrix_scaling(
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    *,
+    weight: npt.ArrayLike | None = None,
+    spread: float = 0.5,
+) -> MatrixCalibration:
+    r"""Fit matrix scaling (Guo et al. 2017) on top of `bcts`, with a belief that little is needed.
+
+    .. math:: \min_{M, b} -\sum_i w_i \log \operatorname{softmax}(z_i + M z_i + b)_{y_i}
+              + \frac{\sum_i w_i^2}{2 s^2} \lVert M \rVert^2, \qquad z_i = \log p_i
+
+    A temperature treats all mistakes alike. A classifier that saw few rows of one class and many of
+    another that looks like it gives the first away to the second more often than the other way
+    round; M mends that, and with it the shares that `mlls` finds. Convex. As in `bcts`, the mean
+    probability of each class equals its share among `labels`.
+
+    Weak where held-out rows of a class are few: k² numbers are learned. `spread` holds them.
+
+    Parameters
+    ----------
+    probabilities, labels, weight
+        As in `bcts`.
+    spread : float
+        s, standard deviation of a normal belief about the entries of M.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.integers(0, 3, 3000)
+    >>> taken = np.where((y == 0) & (rng.random(3000) < 0.5), 1, y)  # half of class 0 for class 1
+    >>> sure = np.full((3000, 3), 0.1)
+    >>> sure[np.arange(3000), taken] = 0.8
+    >>> matrix_scaling(sure, y)([[0.1, 0.8, 0.1]])[0].round(2)  # truth: 1/3, 2/3, 0
+    array([0.34, 0.66, 0.  ])
+    """
+    if not 0 < spread < math.inf:
+        raise InputError(f"spread must be a positive number; got {spread}; 0.5 is usual")
+    first = bcts(probabilities, labels, weight=weight)
+    logits = np.log(np.maximum(first(probabilities), FLOOR))
+    n, k = logits.shape
+    y = np.asarray(labels, dtype=np.intp)
+    w = np.full(n, 1.0 / n) if weight is None else read_law(weight, n, "weight")
+    hit = np.zeros_like(logits)
+    hit[np.arange(n), y] = 1.0
+    belief = float(np.square(w).sum()) / spread**2  # one over the effective number of rows
+    middle = w @ logits  # taken off, so that matrix and biases do not pull at the same thing
+    away = logits - middle
+
+    def loss(theta: Float64Array) -> tuple[float, Float64Array]:
+        matrix, bias = theta[: k * k].reshape(k, k), theta[k * k :]
+        log_p = log_softmax(logits + away @ matrix.T + bias, axis=1)
+        gap = w[:, None] * (np.exp(log_p) - hit)
+        value = -float(np.dot(w, log_p[np.arange(n), y])) + belief * float((matrix**2).sum()) / 2
+        return value, np.concatenate([(gap.T @ away + belief * matrix).ravel(), gap.sum(axis=0)])
+
+    found = minimize(
+        loss,
+        np.zeros(k * k + k),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 1000, "maxfun": 2000, "ftol": 0.0, "gtol": 1e-7, "maxcor": 30},
+    )
+    matrix = np.asarray(found.x[: k * k].reshape(k, k))
+    bias = found.x[k * k :] - matrix @ middle
+    return MatrixCalibration(first, matrix, bias - bias.mean(), first.rounds + int(found.nfev))
+
+
+def bcts_sums(
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    weight: npt.ArrayLike,
+    theta: npt.ArrayLike,
+) -> tuple[float, Float64Array, Float64Array]:
+    r"""What one site adds to a calibration by all: loss, slope and curvature at θ = (a, b).
+
+    .. math:: L(a, b) = -\sum_i w_i \log \operatorname{softmax}(a \log p_i + b)_{y_i}
+
+    L is convex in a = 1 / temperature and b. It is the loss of `bcts`, whose log temperature is
+    not; sums over sites and `newton` lead to the same calibration in a few rounds.
+
+    Parameters
+    ----------
+    probabilities : array (n, k)
+    labels, weight : arrays (n,)
+    theta : array (k + 1,)
+
+    Returns
+    -------
+    float, ndarray (k + 1,), ndarray (k + 1, k + 1)
+    """
+    logits = np.log(np.maximum(read_probabilities(probabilities), FLOOR))
+    y, w, t = np.asarray(labels, dtype=np.intp), np.asarray(weight, float), np.asarray(theta, float)
+    log_p = log_softmax(t[0] * logits + t[1:], axis=1)
+    p = np.exp(log_p)
+    hit = np.zeros_like(p)
+    hit[np.arange(len(y)), y] = 1.0
+    gap = w[:, None] * (p - hit)
+    slope = np.concatenate([[(gap * logits).sum()], gap.sum(axis=0)])
+    mean = (p * logits).sum(axis=1)
+    cross = (w[:, None] * p * (logits - mean[:, None])).sum(axis=0)
+    curve = np.empty((len(t), len(t)))
+    curve[0, 0] = w @ ((p * logits**2).sum(axis=1) - mean**2)
+    curve[0, 1:] = curve[1:, 0] = cross
+    curve[1:, 1:] = np.diag(w @ p) - (p * w[:, None]).T @ p
+    return -float(w @ log_p[np.arange(len(y)), y]), slope, curve
+
+
+def newton(theta: Float64Array, slope: Float64Array, curve: Float64Array) -> Float64Array:
+    """The next θ of a calibration by all; biases sum to zero, 1 / temperature stays in e^[−5, 3].
+
+    Adding a constant to all biases changes nothing, so the curvature has a direction without
+    any; a rank-one term fills it.
+    """
+    flat = np.concatenate([[0.0], np.ones(len(theta) - 1)])
+    scale = np.trace(curve) / len(theta) + 1e-12
+    full = curve + scale * (np.outer(flat, flat) / len(theta) + 1e-9 * np.eye(len(theta)))
+    move = np.linalg.solve(full, slope)
+    move *= min(1.0, 4.0 / max(np.abs(move).max(), 1e-300))  # far from the optimum, go carefully
+    out = theta - move
+    out[0] = np.clip(out[0], max(theta[0] / 4, math.exp(-5.0)), min(theta[0] * 4, math.exp(3.0)))
+    out[1:] -= out[1:].mean()
+    return np.asarray(out)
+
+
+#: ways to calibrate a classifier, by name
+CALIBRATIONS: dict[str, Callable[..., Calibration | MatrixCalibration]] = {
+    "bcts": bcts,
+    "matrix": matrix_scaling,
+}
+
+
+__all__ = ["Calibration", "MatrixCalibration", "bcts", "matrix_scaling"]
