@@ -123,6 +123,11 @@ def test_options_of_a_ratio_are_kept_or_refused(recipe: Recipe) -> None:
         Agreement.of(recipe.changed([RATIO.format("multi-source", "lr = 0.1")]), clients=2)
     with pytest.raises(InputError, match=r"'classifier' is fitted .* got folds for 'multi-source'"):
         Agreement.of(given.changed([RATIO.format("multi-source", "folds = 5")]), rung=5)
+    plain = recipe.changed([RATIO.format("federated-mlls", "calibration = 'bcts'")])
+    assert Agreement.of(plain, clients=2).job.ratio.kind == "federated-mlls"
+    matrix = recipe.changed([RATIO.format("federated-mlls", "calibration = 'matrix'")])
+    with pytest.raises(InputError, match=r"temperature and biases.* got calibration 'matrix'"):
+        Agreement.of(matrix, clients=2)
     alone = recipe.changed([RATIO.format("logistic", "folds = 5"), "method.FTW.objective='fitw'"])
     with pytest.raises(InputError, match="with its defaults; got folds for 'logistic'"):
         Agreement.of(alone)

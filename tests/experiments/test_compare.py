@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,20 @@ def test_shipped_numbers_for_runs_that_have_kept_none(tmp_path: Path) -> None:
     assert said == {"ERM": "below by .050", "FITW": "below by .024", "FTW": "reached"}
     assert comparison.ordering == "published ordering FTW > FITW > ERM: holds"
     assert not any("not run as" in remark for remark in comparison.remarks)
+
+
+def test_a_ratio_of_other_options_is_told_by_option(tmp_path: Path) -> None:
+    method = Recipe.load("paper/fmnist-five").narrow("FTW-federated-mlls", 0).methods[0]
+    options = dict(method.ratio.options)
+    options |= {"calibration": "bcts", "plan": {**options["plan"], "iterations": 7}}
+    other = replace(method, ratio=replace(method.ratio, options=options))
+    recipe = replace(Recipe.load("paper/fmnist-five"), methods=(other,), published={})
+    made(tmp_path, recipe, method.name, 0, (0.8,))
+    (said,) = [r for r in one(tmp_path).remarks if "not run as" in r]
+    assert said == (
+        "FTW-federated-mlls: not run as the recipe is now: ratio.calibration is bcts "
+        "(recipe: not given), ratio.plan.iterations is 7 (recipe: 2000)"
+    )
 
 
 def test_other_settings_are_said(tmp_path: Path) -> None:

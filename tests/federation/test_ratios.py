@@ -46,7 +46,9 @@ def test_label_laws_are_those_of_one_process(kind: str, tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=ratio, seed=5, plan=FedSGD(iterations=1))
     sites = make_sites(made, tmp_path / "s", data=data, privacy=Privacy(rung=2, min_count=0))
     run(made, sites, tmp_path / "r")
-    alone = FederatedMLLS(model=small, plan=plan, folds=3, seed=5, device="cpu").fit(data)
+    alone = FederatedMLLS(
+        model=small, plan=plan, folds=3, calibration="bcts", seed=5, device="cpu"
+    ).fit(data)
     kept = json.loads((tmp_path / "r" / "laws.json").read_text())
     theta = np.array(kept["theta"])
     assert 1 / theta[0] == pytest.approx(alone.calibration_.temperature, abs=1e-4)

@@ -156,21 +156,24 @@ def matrix_scaling(
     r"""Fit matrix scaling (Guo et al. 2017) on top of `bcts`, with a belief that little is needed.
 
     .. math:: \min_{M, b} -\sum_i w_i \log \operatorname{softmax}(z_i + M z_i + b)_{y_i}
-              + \frac{\sum_i w_i^2}{2 s^2} \lVert M \rVert^2, \qquad z_i = \log p_i
+              + \frac{\sum_i w_i^2}{2 s^2} \sum_{ab} (M_{ab} d_b)^2, \qquad z_i = \log p_i
 
     A temperature treats all mistakes alike. A classifier that saw few rows of one class and many of
     another that looks like it gives the first away to the second more often than the other way
     round; M mends that, and with it the shares that `mlls` finds. Convex. As in `bcts`, the mean
     probability of each class equals its share among `labels`.
 
-    Weak where held-out rows of a class are few: k² numbers are learned. `spread` holds them.
+    d_b is the standard deviation of score b, so the belief is about how far one score moves with
+    another whatever the classifier's temper, and `spread` need not be tuned to it. Where held-out
+    rows are few the belief holds the k² numbers near 0, and what is left is `bcts`.
 
     Parameters
     ----------
     probabilities, labels, weight
         As in `bcts`.
     spread : float
-        s, standard deviation of a normal belief about the entries of M.
+        s, standard deviation of a normal belief about how far a score moves when another moves by
+        one standard deviation.
 
     Examples
     --------
@@ -194,7 +197,8 @@ def matrix_scaling(
     hit[np.arange(n), y] = 1.0
     belief = float(np.square(w).sum()) / spread**2  # one over the effective number of rows
     middle = w @ logits  # taken off, so that matrix and biases do not pull at the same thing
-    away = logits - middle
+    unit = np.sqrt(w @ np.square(logits - middle)) + 1e-6  # a score may be the same everywhere
+    away = (logits - middle) / unit
 
     def loss(theta: Float64Array) -> tuple[float, Float64Array]:
         matrix, bias = theta[: k * k].reshape(k, k), theta[k * k :]
@@ -210,7 +214,7 @@ def matrix_scaling(
         method="L-BFGS-B",
         options={"maxiter": 1000, "maxfun": 2000, "ftol": 0.0, "gtol": 1e-7, "maxcor": 30},
     )
-    matrix = np.asarray(found.x[: k * k].reshape(k, k))
+    matrix = np.asarray(found.x[: k * k].reshape(k, k) / unit)
     bias = found.x[k * k :] - matrix @ middle
     return MatrixCalibration(first, matrix, bias - bias.mean(), first.rounds + int(found.nfev))
 

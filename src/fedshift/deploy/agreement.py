@@ -255,6 +255,8 @@ def _ratio_phase(recipe: Recipe, rung: int | None) -> RatioPhase:
         return RatioPhase(kind="local")
     if kind in SHARED and rung not in (4, 5):
         bound = kind == "multi-source" and rung == 3
+        if kind == "federated-mlls":
+            options = _without_calibration(options, place)
         return _read_ratio({"kind": kind, "bound": bound, **options}, place)
     if kind == "federated-auto" and rung not in (4, 5):
         raise InputError(
@@ -269,6 +271,19 @@ def _ratio_phase(recipe: Recipe, rung: int | None) -> RatioPhase:
             f"defaults; got {', '.join(options)} for {kind!r}; leave them out"
         )
     return phase
+
+
+def _without_calibration(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Options of label laws without the calibration, of which sites have one kind."""
+    given = dict(options)
+    calibration = given.pop("calibration", "bcts")
+    if calibration != "bcts":
+        raise InputError(
+            f"{place.under('ratio')}: sites calibrate by a temperature and biases, because sums "
+            f"for a matrix would say much more of a site's rows; got calibration {calibration!r}; "
+            "leave it out, or say 'bcts'"
+        )
+    return given
 
 
 def _alone(kind: str, objective: str, rung: int | None) -> RatioPhase:

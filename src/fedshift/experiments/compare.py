@@ -426,11 +426,20 @@ def _settings_remarks(row: Row, own: Recipe | None) -> list[str]:
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """Of a narrow recipe, by dotted key."""
     table = recipe.to_table()
-    out = {f"{s}.{k}": v for s in SECTIONS for k, v in table[s].items()}
-    out |= {k: v for k, v in table["method"][0].items() if k != "name"}
+    method = {k: v for k, v in table["method"][0].items() if k != "name"}
+    if method["objective"] == "erm":  # has no use for ratios
+        method.pop("ratio", None)
+    out = _dotted({**{s: table[s] for s in SECTIONS}, **method})
     out.pop("train.device", None)
-    if out["objective"] == "erm":  # has no use for ratios
-        out.pop("ratio", None)
+    return out
+
+
+def _dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """A nested table as one, by dotted key."""
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, Mapping)
+        out |= _dotted(value, f"{before}{key}.") if inner else {f"{before}{key}": value}
     return out
 
 

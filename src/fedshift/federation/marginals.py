@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -73,7 +74,8 @@ class FederatedMLLS(BaseEstimator):
     calibration : {"bcts", "matrix"}
         Of step 2: a temperature and a bias for every class, or besides C² numbers for classes that
         are taken for each other (`fedshift.core.scaling.matrix_scaling`); better where some classes
-        have far fewer rows than others that look like them.
+        have far fewer rows than others that look like them, and as good elsewhere
+        (`benchmarks/laws.py`). Deployments have the first, which needs fewer numbers from a site.
     precision : {"float32", "bfloat16"}
         Of the arithmetic of step 1; see `fedshift.Settings`.
     device : str, optional
@@ -98,7 +100,7 @@ class FederatedMLLS(BaseEstimator):
         plan: FedSGD | FedAvg | None = None,
         folds: int = 5,
         lean: float = 0.0,
-        calibration: Literal["bcts", "matrix"] = "bcts",
+        calibration: Literal["bcts", "matrix"] = "matrix",
         precision: Literal["float32", "bfloat16"] = "float32",
         device: str | None = None,
         seed: int = 0,
@@ -143,15 +145,30 @@ class FederatedMLLS(BaseEstimator):
         # clients may lack a class; calibrated to equal shares, all classes start alike
         weight = weight / np.bincount(labels, weight)[labels]
         found = np.concatenate([seen[c.name] for c in federation])[out]
-        fit = CALIBRATIONS[self.calibration]
-        self.calibration_ = fit(found, labels, weight=weight / weight.sum())
-        judged = {n: np.mean([self.calibration_(p) for p in ps], axis=0) for n, ps in used.items()}
-        uniform = np.full(count, 1 / count)
-        self.marginals_: dict[str, Float64Array] = {
-            name: mlls(p, uniform).prior for name, p in judged.items()
-        }
+        self._seen, self._used = seen, used
+        self._held_out = found, labels, weight / weight.sum()
         self.digest_ = federation_digest(federation)
-        self._seen, self._judged = seen, judged
+        return self._estimate()
+
+    def recalibrated(self, calibration: Literal["bcts", "matrix"]) -> Self:
+        """A copy with label laws by another calibration of the same classifiers."""
+        check_is_fitted(self, "marginals_")
+        other = copy(self)
+        other.calibration = calibration
+        one_of(other, "calibration", tuple(CALIBRATIONS))
+        return other._estimate()
+
+    def _estimate(self) -> Self:
+        """Steps 2 and 3, from what the classifiers said."""
+        found, labels, weight = self._held_out
+        self.calibration_ = CALIBRATIONS[self.calibration](found, labels, weight=weight)
+        self._judged = {
+            n: np.mean([self.calibration_(p) for p in ps], axis=0) for n, ps in self._used.items()
+        }
+        uniform = np.full(found.shape[1], 1 / found.shape[1])
+        self.marginals_: dict[str, Float64Array] = {
+            name: mlls(p, uniform).prior for name, p in self._judged.items()
+        }
         return self
 
     def source_log_ratio(self, source: str, *, target: Any = None) -> Float64Array:
