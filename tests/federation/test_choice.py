@@ -224,6 +224,15 @@ def test_few_rows_have_fewer_folds_or_label_laws(labels: fs.Federation) -> None:
     assert auto().fit(single).source_log_ratio("s1").shape == (1,)
 
 
+def test_many_rows_have_two_folds(labels: fs.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert auto().fit(labels).folds_ == 5
+    monkeypatch.setattr("fedshift.federation.choice.MANY", sum(len(c.y) for c in labels))
+    found = auto().fit(labels)
+    assert found.folds_ == 2
+    assert {e.folds for e in found.candidates_.values()} == {2}
+    assert auto(folds=3).fit(labels).folds_ == 3
+
+
 def test_where_nothing_can_be_fitted_both_reasons_are_given(labels: fs.Federation) -> None:
     a, b = labels
     bare = replace(b, y=b.y + 0.5, test_x=b.test_x[:1], test_y=None)
@@ -234,6 +243,8 @@ def test_where_nothing_can_be_fitted_both_reasons_are_given(labels: fs.Federatio
 def test_wrong_options_are_not_a_choice(labels: fs.Federation) -> None:
     with pytest.raises(InputError, match="folds"):
         auto(folds=1).fit(labels)
+    with pytest.raises(InputError, match="precision"):
+        auto(precision="float16").fit(labels)
     with pytest.raises(InputError, match="did you mean 'linear'"):
         auto(model="linaer").fit(labels)
     with pytest.raises(NotFittedError):
@@ -364,7 +375,8 @@ def test_it_is_the_default() -> None:
     assert FederatedAuto().get_params() == {
         "model": None,
         "plan": None,
-        "folds": 5,
+        "folds": None,
+        "precision": "float32",
         "device": None,
         "seed": 0,
     }

@@ -117,7 +117,7 @@ class FederatedMLLS(BaseEstimator):
     def fit(self, federation: Federation) -> Self:
         """Train, calibrate, and estimate every client's test label law."""
         check_phase(self)
-        one_of(self, "precision", ("float32", "bfloat16"))
+        whole(self, "folds", least=2)
         one_of(self, "calibration", tuple(CALIBRATIONS))
         Objective.of("ftw").check_lean(self.lean)
         if self.lean and self.plan is not None:
@@ -249,8 +249,8 @@ class FederatedMLLS(BaseEstimator):
 
 
 def check_phase(estimator: Any) -> None:
-    """Raise unless folds, plan and device of an estimator trained in a federation can be used."""
-    whole(estimator, "folds", least=2)
+    """Raise unless plan, precision and device of a federated estimator can be used."""
+    one_of(estimator, "precision", ("float32", "bfloat16"))
     if not isinstance(estimator.plan, FedSGD | FedAvg | None):
         raise InputError(
             f"{type(estimator).__name__}: plan must be FedSGD(…), FedAvg(…) or None; got "
