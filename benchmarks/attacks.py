@@ -276,7 +276,9 @@ def by_labels(
     plan = FedSGD(
         iterations=setting.ratio_iterations, lr=setting.ratio_lr, batch_size=32, seed=seed
     )
-    fitted = FederatedMLLS(model=setting.ratio_model, plan=plan, folds=2, seed=seed).fit(federation)
+    fitted = FederatedMLLS(  # calibrated as in deployments
+        model=setting.ratio_model, plan=plan, folds=2, calibration="bcts", seed=seed
+    ).fit(federation)
     bad = federation.clients[-1].name
     attacks = {NOBODY: fitted.marginals_[bad], **false_laws(federation)}
     for attack, law in attacks.items():

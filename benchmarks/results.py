@@ -244,6 +244,17 @@ def estimated() -> str:
     return lines(head, rows)
 
 
+def laws() -> str:
+    """How far estimated test label laws are from true ones, by calibration."""
+    rows = []
+    for name, case in record("laws")["cases"].items():
+        plain, mended = (float(np.mean(case["l1"][c])) for c in ("bcts", "matrix"))
+        gap = f"{case['gap']:+.4f} ± {case['half_width']:.4f}"
+        rows.append(f"| {name} | {plain:.4f} | {mended:.4f} | {gap} | {len(case['seeds'])} |")
+    head = "| clients | temperature and biases | matrix | difference, same classifiers | seeds |"
+    return lines(head, rows)
+
+
 def which_ratio() -> str:
     """FTW with exact ratios of labels and of inputs, and with estimated ratios of inputs."""
     found = record("which_ratio")
@@ -350,6 +361,7 @@ def main() -> int:
         lean,
         reduced,
         estimated,
+        laws,
         which_ratio,
         ablation,
         attacks,

@@ -47,7 +47,9 @@ def log_ratios(
 ) -> dict[str, dict[str, Array]]:
     """Log ratios of every client's training rows, by label and by input."""
     plan = fs.FedSGD(iterations=iterations, importance="sampling", augment="crop-flip")
-    judge = FederatedMLLS(model="lenet", plan=plan, folds=2, precision=precision, seed=seed)
+    judge = FederatedMLLS(
+        model="lenet", plan=plan, folds=2, calibration="bcts", precision=precision, seed=seed
+    )
     judge.fit(of)
     laws = label_laws(of)
     wanted = np.zeros(len(laws[of[0].name]))

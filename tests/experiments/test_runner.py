@@ -35,7 +35,7 @@ from fedshift.experiments.recipe import Recipe, recipes
 from fedshift.experiments.records import Record, collect, read_history
 from fedshift.experiments.study import load_any
 from fedshift.federation.plan import FedAvg, FedSGD
-from fedshift.ratio import MultiSource
+from fedshift.ratio import Logistic, MultiSource
 from fedshift.settings import Settings
 from fedshift.workflow import Outcome
 from fedshift.workflow import run as run_workflow
@@ -268,6 +268,10 @@ def test_calibration_is_in_the_result(tmp_path: Path) -> None:
     assert sum(g["n"] for g in groups) == 3 * (60 + 9 * 3)
     kept = json.loads((tmp_path / "test/small/FTW/seed-0/result.json").read_text())
     assert kept["calibration"] == groups
+    # what was left to a default is told too: defaults may change
+    spelled = {name: repr(value) for name, value in Logistic(seed=0).get_params().items()}
+    assert kept["estimator"] == ftw["estimator"] == spelled
+    assert erm["estimator"] == {}
 
 
 def test_mean_interval() -> None:

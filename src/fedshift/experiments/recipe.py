@@ -115,6 +115,14 @@ class Ratio(Choice):
         given = self._given(Place("recipe", "method.ratio"))
         return make_estimator(self.kind, seed=seed, **{"device": device, **given})
 
+    def parameters(self, seed: int) -> dict[str, str]:
+        """All parameters of the estimator, spelled; those left to their defaults too."""
+        if self.kind == "exact":
+            return {}
+        method = self.method(seed)
+        made = make_estimator(method, seed=seed) if isinstance(method, str) else method
+        return {name: repr(value) for name, value in sorted(made.get_params(deep=False).items())}
+
     def _given(self, place: Place) -> dict[str, Any]:
         """Options of the estimator; a model by name, with options of its own."""
         maker, table = type(make_estimator(self.kind, seed=0)), dict(self.options)

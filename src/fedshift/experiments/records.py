@@ -197,6 +197,7 @@ class Record:
             "method": m.name,
             "objective": m.objective,
             "ratio": None if m.objective == "erm" else m.ratio.spelled,
+            "estimator": {} if m.objective == "erm" else m.ratio.parameters(self.seed),
             "seed": self.seed,
             "stopped": outcome.stopped,
             "rounds": outcome.state.round,
