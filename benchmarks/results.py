@@ -227,18 +227,18 @@ def estimated() -> str:
         (found,) = compare([HERE / "records" / f"{name}.jsonl"])
         gap = found.paired(own, exact)
         assert gap is not None
-        by_seed = [
-            {r.result["seed"]: r.result["mean"] for r in found[m].runs} for m in (own, exact, base)
-        ]
-        seeds = sorted(set.intersection(*map(set, by_seed)))  # that all three were run with
-        kept, whole = (
-            np.mean([a[s] - by_seed[2][s] for s in seeds]) for a in (by_seed[0], by_seed[1])
+        theirs, ours, plain = (
+            {r.result["seed"]: r.result["mean"] for r in found[m].runs} for m in (exact, own, base)
         )
+        both = sorted(theirs.keys() & ours.keys())
+        seeds = [s for s in both if s in plain]  # that all three were run with
+        kept, whole = (np.mean([a[s] - plain[s] for s in seeds]) for a in (ours, theirs))
+        means = [np.mean([a[s] for s in both]) for a in (ours, theirs)]
         half = "" if gap[1] is None else f" ± {gap[1]:.4f}"
+        few = "" if len(seeds) == len(both) else f" (of {len(seeds)})"
         rows.append(
-            f"| {name} | {own} | {found[own].ours[0]:.4f} | {found[exact].ours[0]:.4f} | "
-            f"{found[base].ours[0]:.4f} | {gap[0]:+.4f}{half} | "
-            f"{100 * kept / whole:.0f} % | {gap[2]} |"
+            f"| {name} | {own} | {means[0]:.4f} | {means[1]:.4f} | {found[base].ours[0]:.4f} | "
+            f"{gap[0]:+.4f}{half} | {100 * kept / whole:.0f} %{few} | {len(both)} |"
         )
     head = "| table | method | estimated | exact | ERM | estimated − exact | gain kept | seeds |"
     return lines(head, rows)
@@ -249,8 +249,9 @@ def laws() -> str:
     rows = []
     for name, case in record("laws")["cases"].items():
         plain, mended = (float(np.mean(case["l1"][c])) for c in ("bcts", "matrix"))
-        gap = f"{case['gap']:+.4f} ± {case['half_width']:.4f}"
-        rows.append(f"| {name} | {plain:.4f} | {mended:.4f} | {gap} | {len(case['seeds'])} |")
+        half = "" if case["half_width"] is None else f" ± {case['half_width']:.4f}"
+        said = f"{case['gap']:+.4f}{half}"
+        rows.append(f"| {name} | {plain:.4f} | {mended:.4f} | {said} | {len(case['seeds'])} |")
     head = "| clients | temperature and biases | matrix | difference, same classifiers | seeds |"
     return lines(head, rows)
 
@@ -285,7 +286,8 @@ def ablation() -> str:
             there = base in [row.method for row in found.rows] and line.method != "FTW-exact"
             there = there and base != line.method
             gap = found.paired(line.method, base) if there else None
-            said = "" if gap is None else f"{gap[0]:+.4f} ± {gap[1] or 0:.4f}"
+            half = "" if gap is None or gap[1] is None else f" ± {gap[1]:.4f}"
+            said = "" if gap is None else f"{gap[0]:+.4f}{half}"
             mean, half = line.ours[:2]
             rows.append(
                 f"| {line.method} | {mean:.4f} ± {half or 0:.4f} | {base if said else ''} | {said} "
@@ -344,7 +346,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     text = PAGE.read_text(encoding="utf-8")
-    new = text
+    new, changed = text, []
     makers = (
         ratio,
         fresh,
@@ -371,9 +373,13 @@ def main() -> int:
         if f"<!-- {name} -->" not in new:
             continue
         table = make()
+        if f"<!-- {name} -->\n{table}\n<!-- /{name} -->" not in new:
+            changed.append(name)
         before, _, after = re.split(f"(<!-- {name} -->.*?<!-- /{name} -->)", new, flags=re.S)
         new = f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->{after}"
     if check:
+        if new != text:
+            print(f"differ from the records: {', '.join(changed)}")
         return int(new != text)
     PAGE.write_text(new, encoding="utf-8")
     return 0

@@ -53,6 +53,7 @@ def test_matrix_scaling_finds_shares_of_classes_given_away() -> None:
     for seed in range(10):
         p, y = one_sided(seed, (400, 400, 400))
         used, _ = one_sided(seed + 100, (1800, 100, 100))
+        assert matrix_scaling(p, y).spread > 0
         laws = [mlls(fit(p, y)(used), uniform).prior for fit in (bcts, matrix_scaling)]
         off.append([np.abs(law - truth).sum() for law in laws])
         assert off[-1][1] < 0.6 * off[-1][0]
@@ -82,6 +83,49 @@ def test_laws_of_matrix_scaling(seed: int) -> None:
     np.testing.assert_allclose(renamed(p[:, order]), found(p)[:, order], atol=1e-3)
 
 
+@pytest.mark.parametrize(("classes", "rows"), [(3, 30), (10, 50), (30, 20), (60, 40)])
+def test_a_matrix_does_no_harm_where_a_temperature_is_all_that_is_needed(
+    classes: int, rows: int
+) -> None:
+    """True posteriors squared: k² numbers can only fit noise, and rows kept out say so."""
+    off: dict[float | None, list[float]] = {0.0: [], 1.0: [], None: []}
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        middle = rng.normal(size=(classes, 10))
+
+        def judged(y: np.ndarray, rng: np.random.Generator = rng, m: np.ndarray = middle) -> Any:
+            x = m[y] + rng.normal(size=(len(y), 10))
+            scores = -np.square(x[:, None] - m).sum(axis=2)  # half of it were the truth
+            p = np.exp(scores - scores.max(axis=1, keepdims=True))
+            return p / p.sum(axis=1, keepdims=True)
+
+        y = np.repeat(np.arange(classes), rows)
+        use = rng.choice(classes, 2000, p=rng.dirichlet(np.full(classes, 0.5)))
+        p, q = judged(y), judged(use)
+        truth = np.bincount(use, minlength=classes) / len(use)
+        for spread, found in off.items():
+            law = mlls(matrix_scaling(p, y, spread=spread)(q), np.full(classes, 1 / classes)).prior
+            found.append(float(np.abs(law - truth).sum()))
+    plain, always, chosen = (np.mean(found) for found in off.values())
+    assert chosen < plain + 0.002
+    assert classes < 10 or always > plain + 0.003  # so there is something to choose
+
+
+def test_matrix_scaling_of_odd_rows() -> None:
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(3), 40)
+    y = np.array([0] * 20 + [1] * 18 + [2] * 2)  # a class of two rows is never kept out
+    found = matrix_scaling(p, y)
+    np.testing.assert_allclose(found(p).mean(axis=0), [0.5, 0.45, 0.05], atol=1e-5)
+    order = rng.permutation(40)  # the order of rows means nothing
+    again = matrix_scaling(p[order], y[order])
+    assert again.spread == found.spread
+    np.testing.assert_allclose(again(p), found(p), atol=1e-6)
+    none = matrix_scaling(p, y, spread=0.0)
+    np.testing.assert_allclose(none(p), bcts(p, y)(p), atol=1e-12)
+    assert matrix_scaling([[0.5, 0.5]], [1]).spread == 0  # one row speaks for nothing
+
+
 def test_matrix_scaling_leaves_true_posteriors_alone() -> None:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 20_000)
@@ -100,8 +144,8 @@ def test_bad_labels_and_beliefs() -> None:
         bcts([[0.5, 0.5]], [2])
     with pytest.raises(InputError, match="spread"):
         bcts([[0.5, 0.5]], [1], spread=0.0)
-    for spread in (0.0, np.inf):
-        with pytest.raises(InputError, match="spread must be a positive number"):
+    for spread in (-1.0, np.inf):
+        with pytest.raises(InputError, match="spread must be a number ≥ 0, or None"):
             matrix_scaling([[0.5, 0.5]], [1], spread=spread)
 
 

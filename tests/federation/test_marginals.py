@@ -187,15 +187,10 @@ def test_calibrations_by_name(federation: fs.Federation, fitted: FederatedMLLS) 
     assert isinstance(fitted.calibration_, MatrixCalibration)  # the default
     plain = FederatedMLLS(model="linear", plan=fitted.plan, calibration="bcts").fit(federation)
     again = fitted.recalibrated("bcts")  # the same classifiers
-    off: dict[str, list[float]] = {"bcts": [], "matrix": []}
+    assert fitted.calibration_.spread == 0  # a few rows of a class give no reason for a matrix
     for c in federation:
-        assert c.test_y is not None
         np.testing.assert_array_equal(again.marginals_[c.name], plain.marginals_[c.name])
-        truth = np.bincount(c.test_y, minlength=10) / len(c.test_y)
-        for name, estimator in (("bcts", plain), ("matrix", fitted)):
-            off[name].append(float(np.abs(estimator.marginals_[c.name] - truth).sum()))
-    assert off["bcts"] != off["matrix"]
-    assert np.mean(off["matrix"]) < np.mean(off["bcts"]) + 0.005  # a few rows of a class, no harm
+        np.testing.assert_allclose(fitted.marginals_[c.name], plain.marginals_[c.name], atol=1e-12)
     assert isinstance(fitted.calibration_, MatrixCalibration)  # a copy was calibrated anew
     assert fitted.calibration == "matrix"
     wrong: Any = "matrx"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from scipy.special import log_softmax
 from fedshift.core.label import FLOOR, read_law, read_probabilities
 from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError
+
+IntArray = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,16 @@ class MatrixCalibration:
         How much a class's score moves with every other's; 0 leaves `first` as it is.
     bias : ndarray (k,)
         Sums to zero.
+    spread : float
+        The belief it was fitted with; 0: held-out rows gave no reason for a matrix.
     rounds : int
-        Gradients both fits took.
+        Gradients all fits took.
     """
 
     first: Calibration
     matrix: Float64Array
     bias: Float64Array
+    spread: float = 0.0
     rounds: int = 0
 
     def __call__(self, probabilities: npt.ArrayLike) -> Float64Array:
@@ -146,34 +151,41 @@ class MatrixCalibration:
         return f"MatrixCalibration({len(self.bias)} classes, entries up to {far:.2g}, {self.first})"
 
 
+#: beliefs that `matrix_scaling` chooses from; 0 is no matrix
+SPREADS = (0.0, 0.5, 1.0)
+#: parts of the rows that take turns in judging them
+PARTS = 3
+
+
 def matrix_scaling(
     probabilities: npt.ArrayLike,
     labels: npt.ArrayLike,
     *,
     weight: npt.ArrayLike | None = None,
-    spread: float = 0.5,
+    spread: float | None = None,
 ) -> MatrixCalibration:
-    r"""Fit matrix scaling (Guo et al. 2017) on top of `bcts`, with a belief that little is needed.
+    r"""Fit matrix scaling (Guo et al. 2017) on top of `bcts`, as far as rows speak for it.
 
     .. math:: \min_{M, b} -\sum_i w_i \log \operatorname{softmax}(z_i + M z_i + b)_{y_i}
-              + \frac{\sum_i w_i^2}{2 s^2} \sum_{ab} (M_{ab} d_b)^2, \qquad z_i = \log p_i
+              + \frac{k \sum_i w_i^2}{2 s^2} \sum_{ab} (M_{ab} d_b)^2, \qquad z_i = \log p_i
 
     A temperature treats all mistakes alike. A classifier that saw few rows of one class and many of
     another that looks like it gives the first away to the second more often than the other way
     round; M mends that, and with it the shares that `mlls` finds. Convex. As in `bcts`, the mean
     probability of each class equals its share among `labels`.
 
-    d_b is the standard deviation of score b, so the belief is about how far one score moves with
-    another whatever the classifier's temper, and `spread` need not be tuned to it. Where held-out
-    rows are few the belief holds the k² numbers near 0, and what is left is `bcts`.
+    d_b is the standard deviation of score b, so the belief is about how far a score moves when all
+    others move by a standard deviation each, whatever the classifier's temper and the number of
+    classes. k² numbers can still do harm where a temperature is all that is needed, so rows decide:
+    the smallest s of `SPREADS` is taken whose loss on rows kept out is within a standard error of
+    the lowest.
 
     Parameters
     ----------
     probabilities, labels, weight
         As in `bcts`.
-    spread : float
-        s, standard deviation of a normal belief about how far a score moves when another moves by
-        one standard deviation.
+    spread : float, optional
+        s, the standard deviation of that belief; 0 is `bcts`. Rows decide by default.
 
     Examples
     --------
@@ -186,16 +198,31 @@ def matrix_scaling(
     >>> matrix_scaling(sure, y)([[0.1, 0.8, 0.1]])[0].round(2)  # truth: 1/3, 2/3, 0
     array([0.34, 0.66, 0.  ])
     """
-    if not 0 < spread < math.inf:
-        raise InputError(f"spread must be a positive number; got {spread}; 0.5 is usual")
+    if spread is not None and not 0 <= spread < math.inf:
+        raise InputError(
+            f"spread must be a number ≥ 0, or None to let rows decide; got {spread}; 1 is usual"
+        )
     first = bcts(probabilities, labels, weight=weight)
-    logits = np.log(np.maximum(first(probabilities), FLOOR))
-    n, k = logits.shape
-    y = np.asarray(labels, dtype=np.intp)
-    w = np.full(n, 1.0 / n) if weight is None else read_law(weight, n, "weight")
+    p, y = read_probabilities(probabilities), np.asarray(labels, dtype=np.intp)
+    w = np.full(len(y), 1.0 / len(y)) if weight is None else read_law(weight, len(y), "weight")
+    rounds = 0
+    if spread is None:
+        spread, rounds = _worthwhile_spread(p, y, w)
+    found = _with_matrix(first, p, y, w, spread)
+    return replace(found, rounds=found.rounds + rounds)
+
+
+def _with_matrix(
+    first: Calibration, p: Float64Array, y: IntArray, w: Float64Array, spread: float
+) -> MatrixCalibration:
+    """The matrix and biases that follow a temperature, under a belief."""
+    n, k = p.shape
+    if spread == 0:
+        return MatrixCalibration(first, np.zeros((k, k)), np.zeros(k), 0.0, first.rounds)
+    logits = np.log(np.maximum(first(p), FLOOR))
     hit = np.zeros_like(logits)
     hit[np.arange(n), y] = 1.0
-    belief = float(np.square(w).sum()) / spread**2  # one over the effective number of rows
+    belief = k * float(np.square(w).sum()) / spread**2  # Σ w² is one over the rows in effect
     middle = w @ logits  # taken off, so that matrix and biases do not pull at the same thing
     unit = np.sqrt(w @ np.square(logits - middle)) + 1e-6  # a score may be the same everywhere
     away = (logits - middle) / unit
@@ -216,7 +243,35 @@ def matrix_scaling(
     )
     matrix = np.asarray(found.x[: k * k].reshape(k, k) / unit)
     bias = found.x[k * k :] - matrix @ middle
-    return MatrixCalibration(first, matrix, bias - bias.mean(), first.rounds + int(found.nfev))
+    rounds = first.rounds + int(found.nfev)
+    return MatrixCalibration(first, matrix, bias - bias.mean(), spread, rounds)
+
+
+def _worthwhile_spread(p: Float64Array, y: IntArray, w: Float64Array) -> tuple[float, int]:
+    """The belief that rows kept out speak for, and the gradients it took to ask them."""
+    n = len(y)
+    order = np.lexsort((p[np.arange(n), y], y))  # by content: the order of rows means nothing
+    first_of = np.searchsorted(y[order], y[order])
+    part = np.empty(n, dtype=np.intp)
+    part[order] = (np.arange(n) - first_of) % PARTS
+    part[(np.bincount(y, w > 0) < PARTS)[y]] = -1  # too few to miss: always learned from
+    losses, rounds = np.zeros((len(SPREADS), n)), 0
+    for j in range(PARTS):
+        kept, out = part != j, part == j
+        if not out.any() or not w[kept].sum() > 0:
+            continue
+        share = w[kept] / w[kept].sum()
+        first = bcts(p[kept], y[kept], weight=share)
+        for i, spread in enumerate(SPREADS):
+            found = _with_matrix(first, p[kept], y[kept], share, spread)
+            hit = found(p[out])[np.arange(int(out.sum())), y[out]]
+            losses[i, out] = -np.log(np.maximum(hit, FLOOR))
+            rounds += found.rounds - first.rounds
+        rounds += first.rounds
+    mean = losses @ w
+    gap = losses - losses[mean.argmin()]
+    error = np.sqrt((np.square(w) * np.square(gap - (gap @ w)[:, None])).sum(axis=1))
+    return SPREADS[int(np.argmax(gap @ w <= error))], rounds
 
 
 def bcts_sums(
