@@ -115,7 +115,7 @@ def test_parties_choose_the_kind_themselves(recipe: Recipe, objective: str) -> N
 RATIO = "method.FTW.ratio={{ kind = '{}', {} }}"
 
 
-def test_options_of_a_ratio_are_kept_or_refused(recipe: Recipe) -> None:
+def test_options_of_a_ratio_are_kept_or_refused(recipe: Recipe, tmp_path: Path) -> None:
     given = recipe.changed([RATIO.format("multi-source", "folds = 5, model = 'linear'")])
     ratio = Agreement.of(given, clients=2).job.ratio
     assert (ratio.folds, ratio.model) == (5, "linear")
@@ -124,7 +124,15 @@ def test_options_of_a_ratio_are_kept_or_refused(recipe: Recipe) -> None:
     with pytest.raises(InputError, match=r"'classifier' is fitted .* got folds for 'multi-source'"):
         Agreement.of(given.changed([RATIO.format("multi-source", "folds = 5")]), rung=5)
     plain = recipe.changed([RATIO.format("federated-mlls", "calibration = 'bcts'")])
-    assert Agreement.of(plain, clients=2).job.ratio.kind == "federated-mlls"
+    agreed = Agreement.of(plain, clients=2)
+    assert agreed.job.ratio.kind == "federated-mlls"
+    file = agreed.write(tmp_path / "task.toml")
+    assert Agreement.read(file).digest == agreed.digest
+    text = file.read_text(encoding="utf-8")
+    assert text.count('calibration = "bcts"') == 1
+    file.write_text(text.replace('"bcts"', '"matrix"'), encoding="utf-8")
+    with pytest.raises(InputError, match=r"temperature and biases.* got calibration 'matrix'"):
+        Agreement.read(file)
     matrix = recipe.changed([RATIO.format("federated-mlls", "calibration = 'matrix'")])
     with pytest.raises(InputError, match=r"temperature and biases.* got calibration 'matrix'"):
         Agreement.of(matrix, clients=2)

@@ -337,6 +337,20 @@ def test_a_ratio_of_other_options_is_told_by_option(tmp_path: Path) -> None:
     )
 
 
+def test_a_default_that_changed_since_is_said(tmp_path: Path) -> None:
+    recipe = Recipe.load("paper/fmnist-five")
+    for method in ("FTW-federated-auto", "FTW-federated-mlls", "FTW"):
+        folder = made(tmp_path, recipe, method, 0, (0.8,))
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        result["estimator"] = recipe.narrow(method, 0).methods[0].ratio.parameters(0)
+        if method == "FTW-federated-auto":
+            result["estimator"] |= {"folds": "5"}
+        write_json(folder / "result.json", result)
+    assert [r for r in one(tmp_path).remarks if "not run as" in r] == [
+        "FTW-federated-auto: not run as the recipe is now: ratio.folds is 5 (recipe: None)"
+    ]
+
+
 def test_other_settings_are_said(tmp_path: Path) -> None:
     recipe = Recipe.load("paper/fmnist-two")
     made(tmp_path, recipe.changed(["plan.iterations=50"]), "FTW", 0, (0.8,))

@@ -89,7 +89,7 @@ def test_a_ratio_that_erm_does_not_use_changes_nothing(tmp_path: Path) -> None:
     assert "finished before" in run(other, tmp_path, methods=["ERM"])[1]
     (found,) = compare([tmp_path], known=[other])
     assert [r for r in found.remarks if "ratio" in r] == [
-        "FTW: not run as the recipe is now: ratio is exact (recipe: logistic)"
+        "FTW: not run as the recipe is now: ratio.kind is exact (recipe: logistic)"
     ]
     with pytest.raises(InputError, match=r"method\.ratio is 'logistic', there 'exact'"):
         run(other, tmp_path, methods=["FTW"])

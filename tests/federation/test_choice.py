@@ -325,8 +325,13 @@ def test_the_ledger_has_both_fits_and_no_row(on_labels: FederatedAuto) -> None:
         assert trained.up == mlls.ledger_[name, "train.ratio"].up + steps
         told = on_labels.ledger_[name, "query.describe"].up
         assert told == mlls.ledger_[name, "query.describe"].up + 8 * (3 + 36)
+        assert on_labels.ledger_[name, "query.calibrate"] == mlls.ledger_[name, "query.calibrate"]
     assert on_labels.ledger_.total.rows == 0
-    assert on_labels.ledger_.by_phase().keys() == {"train.ratio", "query.describe"}
+    assert on_labels.ledger_.by_phase().keys() == {
+        "train.ratio",
+        "query.calibrate",
+        "query.describe",
+    }
 
 
 # -- manners ------------------------------------------------------------------------------------
@@ -376,6 +381,7 @@ def test_it_is_the_default() -> None:
         "model": None,
         "plan": None,
         "folds": None,
+        "calibration": "matrix",
         "precision": "float32",
         "device": None,
         "seed": 0,

@@ -83,6 +83,31 @@ def test_a_class_nobody_has_is_named(federation: fs.Federation) -> None:
     gap = replace(federation[0], y=np.where(federation[0].y == 3, 4, federation[0].y))
     with pytest.raises(InputError, match="no row of class 3"):
         FederatedMLLS(model="linear").fit(fs.Federation((gap,)))
+    one = replace(federation[0], y=np.zeros_like(federation[0].y))
+    with pytest.raises(InputError, match="two classes; got training rows of one"):
+        FederatedMLLS(model="linear").fit(fs.Federation((one,)))
+
+
+def test_a_class_of_single_rows_is_named(federation: fs.Federation) -> None:
+    """The only row of a client teaches; none is left to find the bias of its class by."""
+    a, b, c, *_ = federation
+    alone = replace(b, x=b.x[:1], y=np.array([10]))
+    with pytest.raises(InputError, match=r"class 10 at clients of a single row only"):
+        FederatedMLLS(model="linear").fit(fs.Federation((a, alone)))
+    beside = replace(c, y=np.where(np.arange(len(c.y)) < 2, 10, c.y))
+    plan = fs.FedSGD(iterations=2)
+    FederatedMLLS(model="linear", plan=plan).fit(fs.Federation((a, alone, beside)))
+
+
+def test_the_ledger_counts_every_sum(federation: fs.Federation, fitted: FederatedMLLS) -> None:
+    plain = fitted.recalibrated("bcts")
+    for c in federation:
+        for found, size in ((plain, 11), (fitted, 110)):
+            cost, steps = found.ledger_[c.name, "query.calibrate"], found.calibration_.rounds
+            assert steps > 5
+            assert cost == (8 * (10 + steps * (size + 1)), 8 * steps * size, 0)
+        assert plain.ledger_[c.name, "train.ratio"] == fitted.ledger_[c.name, "train.ratio"]
+        assert fitted.ledger_[c.name, "query.describe"] == (80, 80, 0)
 
 
 @pytest.mark.parametrize("lean", [0.0, 0.5, 1.0])

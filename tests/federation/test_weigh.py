@@ -113,6 +113,39 @@ def test_a_fitted_ratio_is_fitted_again_on_other_data(kind: str) -> None:
         np.testing.assert_array_equal(kept[name].values, first[name].values)
 
 
+def test_a_fitted_ratio_is_fitted_again_with_other_parameters(tmp_path: Path) -> None:
+    fed, plan = federation(2), fs.FedSGD(iterations=5)
+    fitted = fs.federation.FederatedMLLS(model="linear", plan=plan).fit(fed)
+    changed = clone(fitted).fit(fed).set_params(seed=3)
+    other = clone(changed)
+    found, fresh = (
+        estimate(fed, e, folder=tmp_path / str(i)) for i, e in enumerate((changed, other))
+    )
+    kept = estimate(fed, fitted)
+    assert found is not None
+    assert fresh is not None
+    assert kept is not None
+    for name, r in found.values.items():
+        np.testing.assert_array_equal(fresh.values[name], r)
+        assert not np.array_equal(kept.values[name], r)
+        np.testing.assert_array_equal(kept.values[name], fitted.source_log_ratio(name))
+
+
+def test_kept_ratios_of_a_name_are_of_its_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = federation(2)
+    first = estimate(fed, "logistic", objective="fitw", folder=tmp_path)
+    plain = fs.ratio.Logistic.__init__.__kwdefaults__
+    assert plain is not None
+    monkeypatch.setitem(plain, "ridge", 1000.0)  # a later version might
+    again = estimate(fed, "logistic", objective="fitw", folder=tmp_path)
+    assert first is not None
+    assert again is not None
+    assert again.seconds != first.seconds
+    assert not np.allclose(again.values[fed[0].name], first.values[fed[0].name])
+
+
 def test_cached_ratios_belong_to_their_clients(tmp_path: Path) -> None:
     fed = federation(2)
     a, b = fed
@@ -171,7 +204,8 @@ def test_exact_and_given_ratios_are_never_borrowed(tmp_path: Path) -> None:
 
 def test_ratios_of_an_estimator_with_a_function_in_it_are_not_kept(tmp_path: Path) -> None:
     plan = fs.FedSGD(iterations=2)
-    for made, kept in ((lambda shape, count: fs.models.Linear(shape, count), 0), ("linear", 1)):
+    function = lambda shape, count: fs.models.Linear(shape, count)  # noqa: E731
+    for made, kept in ((function, 0), (fs.models.Linear, 0), ("linear", 1)):
         estimate(federation(2), fs.federation.FederatedMLLS(model=made, plan=plan), folder=tmp_path)
         assert len(list(tmp_path.rglob("*"))) == kept
 

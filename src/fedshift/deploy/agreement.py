@@ -174,6 +174,9 @@ class Agreement:
         recipe = Recipe.of(table, place)
         if len(recipe.methods) != 1 or len(recipe.seeds) != 1:
             raise InputError(f"{place}: an agreement is about one method and one seed")
+        told = recipe.methods[0].ratio
+        if told.kind == "federated-mlls":
+            _without_calibration(told.options, place.under("method"))
         below, given = place.under("deploy"), dict(deploy)
         for name in ("ratio", "robust", "defence"):
             if not isinstance(given.get(name, {}), Mapping):

@@ -402,9 +402,11 @@ def _comparison(
 
 def _settings_remarks(row: Row, own: Recipe | None) -> list[str]:
     """Where the runs were asked for something else than their neighbours or the recipe."""
-    asked = [_settings(r.recipe) for r in row.runs if r.recipe is not None]
-    if not asked:
+    kept = [(r.recipe, r.result.get("estimator")) for r in row.runs if r.recipe is not None]
+    if not kept:
         return []
+    told = all(spelled for _, spelled in kept)  # with what was left to defaults
+    asked = [_settings(recipe, spelled if told else None) for recipe, spelled in kept]
     out, there = [], asked[0]
     mixed = sorted({k for a in asked for k in a.keys() | there.keys() if a.get(k) != there.get(k)})
     if mixed:
@@ -412,7 +414,9 @@ def _settings_remarks(row: Row, own: Recipe | None) -> list[str]:
     if there.get("train.choose") == "best":
         out.append(f"{row.method}: the iterate chosen on validation rows, not the last")
     if own is not None and row.method in [m.name for m in own.methods]:
-        here = _settings(own.narrow(row.method, own.seeds[0]))
+        mine = own.narrow(row.method, own.seeds[0])
+        spelled = mine.methods[0].ratio.parameters(mine.seeds[0]) if told else None
+        here = _settings(mine, spelled)
         other = [
             f"{k} is {there.get(k, 'not given')} (recipe: {here.get(k, 'not given')})"
             for k in sorted(here.keys() | there.keys())
@@ -423,12 +427,16 @@ def _settings_remarks(row: Row, own: Recipe | None) -> list[str]:
     return out
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
-    """Of a narrow recipe, by dotted key."""
+def _settings(recipe: Recipe, estimator: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Of a narrow recipe, by dotted key; of its ratio all parameters, where they are known."""
     table = recipe.to_table()
     method = {k: v for k, v in table["method"][0].items() if k != "name"}
-    if method["objective"] == "erm":  # has no use for ratios
-        method.pop("ratio", None)
+    ratio = method.pop("ratio", None)
+    if ratio is not None and method["objective"] != "erm":  # which has no use for ratios
+        method["ratio"] = {"kind": ratio} if isinstance(ratio, str) else ratio
+        if estimator:
+            of_all = {k: v for k, v in estimator.items() if k not in ("seed", "device")}
+            method["ratio"] = {"kind": method["ratio"]["kind"], **of_all}
     out = _dotted({**{s: table[s] for s in SECTIONS}, **method})
     out.pop("train.device", None)
     return out

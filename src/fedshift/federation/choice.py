@@ -44,6 +44,7 @@ from fedshift.federation.explain import (
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.marginals import (
     FederatedMLLS,
+    asked,
     check_phase,
     federation_digest,
     label_laws,
@@ -72,8 +73,8 @@ class FederatedAuto(BaseEstimator):
                  + \tfrac12 \mathbb{E}_{tr} \log(1 + e^{\log r_k(x)}),
 
        with rows judged by models that have not seen them, density ratios calibrated and test
-       label laws estimated without them? Every client and side counts the same; sums leave the
-       clients.
+       label laws estimated without them? (The classifier of labels is calibrated by all training
+       rows.) Every client and side counts the same; sums leave the clients.
     3. Label laws are taken unless density ratios are better by `explain.DOUBT` standard errors of
        the paired difference.
 
@@ -99,8 +100,8 @@ class FederatedAuto(BaseEstimator):
         Of both; default 5, or 2 where clients have 10,000 training rows together, which takes less
         than half the time and sends as much less. Density ratios have fewer where a client has
         fewer distinct rows.
-    precision : {"float32", "bfloat16"}
-        Of the classifier of labels; see `fedshift.Settings`.
+    calibration, precision
+        Of the classifier of labels; see `FederatedMLLS`.
     device : str, optional
     seed : int
 
@@ -139,6 +140,7 @@ class FederatedAuto(BaseEstimator):
         model: str | nn.Module | Callable[[tuple[int, ...], int], nn.Module] | None = None,
         plan: FedSGD | FedAvg | None = None,
         folds: int | None = None,
+        calibration: Literal["bcts", "matrix"] = "matrix",
         precision: Literal["float32", "bfloat16"] = "float32",
         device: str | None = None,
         seed: int = 0,
@@ -146,6 +148,7 @@ class FederatedAuto(BaseEstimator):
         self.model = model
         self.plan = plan
         self.folds = folds
+        self.calibration = calibration
         self.precision = precision
         self.device = device
         self.seed = seed
@@ -179,7 +182,7 @@ class FederatedAuto(BaseEstimator):
             self._explain(federation)
             self.choice_, self.reason_ = choose(**self.explanations_)
         self.estimator_ = self.candidates_[self.choice_]
-        self.digest_ = federation_digest(federation)
+        self.digest_, self.asked_ = federation_digest(federation), asked(self)
         return self
 
     @property
@@ -222,6 +225,7 @@ class FederatedAuto(BaseEstimator):
             model=_model_for(shape) if self.model is None else self.model,
             plan=PLAN if self.plan is None else self.plan,
             folds=self.folds_,
+            calibration=self.calibration,
             precision=self.precision,
             device=self.device,
             seed=self.seed,

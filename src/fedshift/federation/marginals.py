@@ -45,12 +45,14 @@ class FederatedMLLS(BaseEstimator):
        their rows: rows of class y of client k weigh 1 / (C p_k(y)), known from its own labels.
        Gradients leave the clients.
     2. The classifiers are calibrated on the rows they have not seen, weighted the same way: one
-       temperature and a bias for every class (bias-corrected temperature scaling), or a matrix.
+       temperature and a bias for every class (bias-corrected temperature scaling), and a matrix
+       where rows speak for one. Sums leave the clients: what their rows of each class weigh, of
+       the scores, and a slope for every step of the fit.
     3. Every client finds its test label law of highest likelihood (`fedshift.core.label.mlls`)
        from the mean of the calibrated probabilities of its unlabelled test rows.
     4. It sends that law, C numbers, and looks its ratios up by label.
 
-    Here all of it runs in one process; steps 1 and 2 need no more than sums of gradients.
+    Here all of it runs in one process, and nothing else would have to leave a client.
 
     Folds let every row calibrate; the few rows of a rare class decide the small shares of classes
     that look alike.
@@ -71,11 +73,11 @@ class FederatedMLLS(BaseEstimator):
         multiplied by the shares K p_k(y)^β / Σ_j p_j(y)^β (`fedshift.core.weights.log_share`), so
         that a client's few rows of a class count less where its neighbours have many. Training
         label laws leave the clients then.
-    calibration : {"bcts", "matrix"}
-        Of step 2: a temperature and a bias for every class, or besides C² numbers for classes that
-        are taken for each other (`fedshift.core.scaling.matrix_scaling`); better where some classes
-        have far fewer rows than others that look like them, and as good elsewhere
-        (`benchmarks/laws.py`). Deployments have the first, which needs fewer numbers from a site.
+    calibration : {"matrix", "bcts"}
+        Of step 2: with C² numbers for classes that are taken for each other, where rows kept out
+        speak for them (`fedshift.core.scaling.matrix_scaling`), or by temperature and biases alone.
+        The first is better where some classes have far fewer rows than others that look like them
+        (`benchmarks/laws.py`). Deployments have the second, which needs fewer numbers from a site.
     precision : {"float32", "bfloat16"}
         Of the arithmetic of step 1; see `fedshift.Settings`.
     device : str, optional
@@ -88,7 +90,7 @@ class FederatedMLLS(BaseEstimator):
         Estimated test label laws.
     calibration_ : Calibration or MatrixCalibration
     ledger_ : Ledger
-        Bytes of steps 1 and 4.
+        Bytes of all steps; of the sums of step 2, the most that they can be.
     digest_ : str
         Of the federation it was fitted on.
     """
@@ -118,12 +120,15 @@ class FederatedMLLS(BaseEstimator):
         """Train, calibrate, and estimate every client's test label law."""
         check_phase(self)
         whole(self, "folds", least=2)
-        one_of(self, "calibration", tuple(CALIBRATIONS))
         Objective.of("ftw").check_lean(self.lean)
         if self.lean and self.plan is not None:
             self.plan.check_lean()
         laws = label_laws(federation)
         count = len(next(iter(laws.values())))
+        if count < 2:
+            raise InputError(
+                "label laws need two classes; got training rows of one; take 'multi-source'"
+            )
         self.sources_ = [c.name for c in federation]
         self._laws, self._labels = laws, {c.name: c.y for c in federation}
         balance = {c.name: balanced(c.y, count) * self._shares(c.name) for c in federation}
@@ -159,9 +164,11 @@ class FederatedMLLS(BaseEstimator):
         return other._estimate()
 
     def _estimate(self) -> Self:
-        """Steps 2 and 3, from what the classifiers said."""
+        """Steps 2 to 4, from what the classifiers said."""
         found, labels, weight = self._held_out
         self.calibration_ = CALIBRATIONS[self.calibration](found, labels, weight=weight)
+        self.ledger_ = self._trained + self._told(found.shape[1])
+        self.asked_ = asked(self)
         self._judged = {
             n: np.mean([self.calibration_(p) for p in ps], axis=0) for n, ps in self._used.items()
         }
@@ -199,7 +206,8 @@ class FederatedMLLS(BaseEstimator):
         """p(y | x) under the uniform label law, of training rows (n, C) and of test rows (m, C).
 
         Calibrated; a training row is judged by the classifier that has not seen it (the only row
-        of a client by none: 1 / C), a test row by the mean of all.
+        of a client by none, as if all classes were alike before calibration), a test row by the
+        mean of all.
         """
         check_is_fitted(self, "marginals_")
         return self.calibration_(self._seen[client]), self._judged[client]
@@ -229,7 +237,7 @@ class FederatedMLLS(BaseEstimator):
         """All folds side by side; the ledger counts what every client sent for all of them."""
         amp = self.precision == "bfloat16"
         runs, left = Runs(tasks, amp=amp), tasks[0].plan.n_rounds
-        self.ledger_ = Ledger()
+        self.ledger_ = self._trained = Ledger()
         size = tasks[0].step_size * len(tasks)
         while left:
             with threads_for(size):
@@ -239,17 +247,28 @@ class FederatedMLLS(BaseEstimator):
                 self.ledger_.record_rounds(task, log, phase="train.ratio")
             for task, log in zip(tasks, logs, strict=True):
                 log.check(task)
-        states = runs.states()
-        law = 8 * _classes(tasks[0])
-        for name in tasks[0].names:
-            self.ledger_.add(name, "query.describe", up=law)
+        return runs.states()
+
+    def _told(self, classes: int) -> Ledger:
+        """What the sums of a calibration and the label laws cost every client."""
+        law, ledger, steps = 8 * classes, Ledger(), self.calibration_.rounds
+        size = 8 * (classes + 1 if self.calibration == "bcts" else classes * (classes + 1))
+        for name in self.sources_:
+            ledger.add(name, "query.calibrate", up=law + steps * (size + 8), down=steps * size)
+            ledger.add(name, "query.describe", up=law, down=law)  # its own, and the sum of all
             if self.lean:  # its training law too, to all others
-                self.ledger_.add(name, "query.describe", up=law, down=law * len(tasks[0].names))
-        return states
+                ledger.add(name, "query.describe", up=law, down=law * len(self.sources_))
+        return ledger
+
+
+def asked(estimator: Any) -> str:
+    """What an estimator was asked for: a fit with other parameters is another."""
+    return repr(sorted(estimator.get_params(deep=False).items()))
 
 
 def check_phase(estimator: Any) -> None:
-    """Raise unless plan, precision and device of a federated estimator can be used."""
+    """Raise unless the options that all federated estimators have can be used."""
+    one_of(estimator, "calibration", tuple(CALIBRATIONS))
     one_of(estimator, "precision", ("float32", "bfloat16"))
     if not isinstance(estimator.plan, FedSGD | FedAvg | None):
         raise InputError(
@@ -265,7 +284,8 @@ def label_laws(federation: Federation) -> dict[str, Float64Array]:
     Raises
     ------
     InputError
-        If labels are no whole numbers 0, 1, …, or no client has one of the classes.
+        If labels are no whole numbers 0, 1, …, or no client has one of the classes; or none of two
+        rows has: the only row of a client teaches, and nothing is left to calibrate its class by.
     """
     count = class_count(federation)
     there = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
@@ -274,6 +294,13 @@ def label_laws(federation: Federation) -> dict[str, Float64Array]:
         raise InputError(
             f"every class 0 … {count - 1} must occur at some client; got no row of class "
             f"{absent}; renumber the classes"
+        )
+    taught = [np.unique(c.y) for c in federation if len(c.y) > 1]
+    bare = np.setdiff1d(there, np.concatenate(taught) if taught else [])
+    if len(bare):
+        raise InputError(
+            f"every class must occur at a client of two training rows or more; got class {bare[0]} "
+            "at clients of a single row only; give one of them another row, or leave them out"
         )
     return {c.name: np.bincount(c.y, minlength=count) / len(c.y) for c in federation}
 
@@ -314,10 +341,6 @@ def federation_digest(federation: Federation) -> str:
             plain = part if part.dtype.kind in "biuf" else np.array(part, dtype=str)
             data.update(np.ascontiguousarray(plain).data.cast("B"))
     return data.hexdigest()
-
-
-def _classes(task: Task) -> int:
-    return 1 + int(task.y.max())
 
 
 def _probabilities(model: nn.Module, x: Any) -> Float64Array:

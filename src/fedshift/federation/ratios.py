@@ -106,7 +106,8 @@ class Laws:
 class Labels:
     """A site's part in a classifier of the labels, its calibration, and its own test label law.
 
-    See `fedshift.federation.marginals.FederatedMLLS`, which is this in one process.
+    See `fedshift.federation.marginals.FederatedMLLS`, which is this in one process if it calibrates
+    by "bcts": sums for a matrix would say much more of a site's rows.
 
     Attributes
     ----------

@@ -32,7 +32,7 @@ from fedshift.data.federation import Federation
 from fedshift.errors import FedshiftWarning, InputError, LowCoverage
 from fedshift.federation.choice import FederatedAuto
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.marginals import FederatedMLLS, federation_digest
+from fedshift.federation.marginals import FederatedMLLS, asked, federation_digest
 from fedshift.learn.objective import Objective
 
 #: estimators by the name a recipe gives them; a class is imported when it is asked for
@@ -54,7 +54,7 @@ ESTIMATORS = {
 }
 METHODS = ("exact", *ESTIMATORS)
 #: of the estimators: raise it when their numbers change, so that no run takes older ones
-VERSION = 2
+VERSION = 3
 #: file of a run's log ratios
 KEPT = "log-ratios.safetensors"
 LABELLED = ("BBSE", "MLLS", "RLLS")
@@ -374,9 +374,10 @@ def _given(
 
 
 def _fitted(estimator: Any, federation: Federation, ledger: Ledger) -> Any:
-    """The estimator if it was fitted on this federation, else a fitted copy."""
+    """The estimator if it was fitted on this federation as it is now, else a fitted copy."""
     if isinstance(estimator, FederatedAuto | FederatedMLLS):
-        if getattr(estimator, "digest_", None) != federation_digest(federation):
+        there = getattr(estimator, "digest_", None), getattr(estimator, "asked_", None)
+        if there != (federation_digest(federation), asked(estimator)):
             estimator = clone(estimator).fit(federation)
         ledger.merge(estimator.ledger_)
         return estimator
@@ -420,16 +421,17 @@ def _is_told(ratio: RatioMethod) -> bool:
     if isinstance(ratio, str | Mapping):
         return isinstance(ratio, str) and ratio != "exact"
     given = ratio.get_params().values()
-    return not any(isinstance(v, FunctionType | MethodType | BuiltinFunctionType) for v in given)
+    code = FunctionType | MethodType | BuiltinFunctionType | type
+    return not any(isinstance(v, code) for v in given)
 
 
 def _fingerprint(federation: Federation, ratio: Any, objective: str, seed: int) -> str:
     """What estimated log ratios depend on."""
-    if isinstance(ratio, str):
-        said = ratio
-    else:  # repr of an estimator leaves defaults out and shortens what is long
-        options = {name: repr(value) for name, value in sorted(_options(ratio).items())}
-        said = f"{type(ratio).__name__} {options}"
+    named = isinstance(ratio, str)
+    made = make_estimator(ratio, seed=seed) if named else ratio  # a default may change
+    # repr of an estimator leaves defaults out and shortens what is long
+    options = {name: repr(value) for name, value in sorted(_options(made).items())}
+    said = f"{ratio if named else type(ratio).__name__} {options}"
     return json.dumps([VERSION, objective, said, seed, federation_digest(federation)])
 
 
