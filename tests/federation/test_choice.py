@@ -317,6 +317,20 @@ def test_ties_go_to_label_laws() -> None:
     assert "density ratios: they tell test from training rows by +0.500" in reason
 
 
+@pytest.mark.parametrize(("gain", "chosen"), [(0.003, "label"), (0.03, "inputs")])
+def test_a_small_share_of_what_is_explained_is_chance(gain: float, chosen: str) -> None:
+    """Where labels shifted both describe one function; which estimate is ahead says nothing."""
+    rng = np.random.default_rng(0)
+    losses = {"a train": rng.normal(0.4, 0.05, 5000), "a test": rng.normal(0.4, 0.05, 5000)}
+    better = {key: v - rng.normal(gain, 0.01, 5000) for key, v in losses.items()}  # of .29 nats
+    label, inputs = Explanation("label", {}, losses), Explanation("covariate", {}, better)
+    gap = label.against(inputs)
+    assert gap.value > 10 * gap.error
+    choice, reason = choose(label, inputs)
+    assert choice == chosen
+    assert ("not far enough ahead" in reason) == (chosen == "label")
+
+
 def test_the_ledger_has_both_fits_and_no_row(on_labels: FederatedAuto) -> None:
     mlls, multi = on_labels.candidates_["label"], on_labels.candidates_["inputs"]
     steps = 4 * multi.n_steps_ * multi.n_parameters_

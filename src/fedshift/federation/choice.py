@@ -59,6 +59,9 @@ Choice = Literal["label", "inputs"]
 PLAN = FedSGD(iterations=1000, importance="sampling")
 #: least side of images that get a convolution: smaller ones are learned as well without
 SIDE = 16
+#: share of what density ratios explain by which they must be ahead: where labels shifted both
+#: describe one function of the rows, and whose estimate is ahead by less is chance
+AHEAD = 0.05
 #: training rows of all clients from which on half of them teach a network as well as four fifths
 MANY = 10_000
 
@@ -76,7 +79,7 @@ class FederatedAuto(BaseEstimator):
        label laws estimated without them? (The classifier of labels is calibrated by all training
        rows.) Every client and side counts the same; sums leave the clients.
     3. Label laws are taken unless density ratios are better by `explain.DOUBT` standard errors of
-       the paired difference.
+       the paired difference, and by a twentieth of what they explain.
 
     Where only one of the two can be fitted it is taken, and `reason_` says so: density ratios where
     labels are numbers or a class has no row anywhere, label laws where a client has a single
@@ -278,7 +281,7 @@ class FederatedAuto(BaseEstimator):
 
 
 def choose(label: Explanation, inputs: Explanation) -> tuple[Choice, str]:
-    """Label laws, unless density ratios explain the rows better by `DOUBT` standard errors.
+    """Label laws, unless density ratios are better by `DOUBT` errors and a share of `AHEAD`.
 
     Returns
     -------
@@ -286,13 +289,16 @@ def choose(label: Explanation, inputs: Explanation) -> tuple[Choice, str]:
     reason : str
     """
     d = label.against(inputs)  # above 0 inputs are better
-    choice: Choice = "inputs" if d.value > DOUBT * d.error else "label"
     alone = {"label laws": label.against(), "density ratios": inputs.against()}
+    ahead = max(DOUBT * d.error, -AHEAD * alone["density ratios"].value)
+    choice: Choice = "inputs" if d.value > ahead else "label"
     taken, other = alone if choice == "label" else reversed(alone)
     said = ", ".join(f"{n} {-e.value:+.3f} ± {e.error:.3f}" for n, e in alone.items())
     gap = d.value if choice == "inputs" else -d.value
     shown = any(e.value + SURE * e.error < 0 for e in alone.values())
     nothing = "" if shown else "; neither shows a shift, so it matters little"
+    if choice == "label" and d.value > 0:
+        nothing += "; density ratios are not far enough ahead to prefer many numbers to few"
     return choice, (
         f"{taken}: they tell test from training rows by {gap:+.3f} ± {d.error:.3f} nats a row "
         f"beyond {other} ({said}){nothing}"
