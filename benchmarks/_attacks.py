@@ -1,6 +1,6 @@
-"""What a hostile client does: to its rows, its label law, its rounds, what it says of itself.
+"""Attacks of a hostile client: on its rows, label distribution, rounds and reported weights.
 
-The last client is the hostile one. It knows everything: the others' rows, laws and settings.
+The last client is the hostile one. It knows the other clients' rows, distributions and settings.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from torch import nn
 
 from fedshift.data.federation import Federation
 from fedshift.defence.neighbours import distances
-from fedshift.defence.robust import Report, Robust, combine
+from fedshift.defence.robust import Robust, UpdateReport, combine
 from fedshift.federation.client import Reply
-from fedshift.federation.coordinator import Coordinator, TooFewAnswers
+from fedshift.federation.coordinator import Coordinator, TooFewReplies
+from fedshift.federation.deployment_task import DeploymentTask
 from fedshift.federation.engine import Log
-from fedshift.federation.grid import InProcess
-from fedshift.federation.job import Job
 from fedshift.federation.messages import Message
 from fedshift.federation.reference import Reference
 from fedshift.federation.site import Site
 from fedshift.federation.task import Task
+from fedshift.federation.transport import InProcess
 from fedshift.learn.models import MLP
 from fedshift.privacy.policy import Privacy
 
 Array = NDArray[Any]
-#: what gradients are multiplied by
+#: factor of the gradients
 INFLATION = 1000.0
 
 
 def aimed(federation: Federation, rng: np.random.Generator) -> Array:
     """Near-copies of one training row of the first client.
 
-    Of its common class, the row that looks most like what the honest clients are used on: with
-    all the weight on it, the model takes their rows for that class.
+    It is the row of the common class that is most similar to the honest clients' test rows. With
+    all the weight on it, the model assigns their rows to that class.
     """
     victim = federation[0]
     rows = victim.x[victim.y == np.bincount(victim.y).argmax()]
@@ -52,21 +52,21 @@ def aimed(federation: Federation, rng: np.random.Generator) -> Array:
 
 
 def far(federation: Federation, rng: np.random.Generator) -> Array:
-    """Rows that look like nothing."""
+    """Rows of noise, far from all data."""
     like = federation.clients[-1].test_x
     shape = (_many(federation), *like.shape[1:])
     return rng.normal(50.0, 10.0, size=shape).astype(like.dtype)
 
 
 def mirrored(federation: Federation, rng: np.random.Generator) -> Array:
-    """Rows of the others' common training classes: their shift leads away, this leads back."""
+    """Rows of the others' common training classes, which reverse the shift."""
     parts = [c.x[c.y == np.bincount(c.y).argmax()] for c in federation.clients[:-1]]
     each = _many(federation) // len(parts)
     return np.concatenate([p[rng.choice(len(p), each)] for p in parts])
 
 
 def _many(federation: Federation) -> int:
-    """Rows a hostile client sends: ten times as many as it should."""
+    """Number of rows that a hostile client sends: ten times as many as it should."""
     return 10 * len(federation.clients[-1].test_x)
 
 
@@ -81,8 +81,8 @@ POOLS: dict[str, Callable[[Federation, np.random.Generator], Array]] = {
 }
 
 
-def false_laws(federation: Federation) -> dict[str, Array]:
-    """Test label laws a hostile client may report."""
+def false_distributions(federation: Federation) -> dict[str, Array]:
+    """Test label distributions that a hostile client may report."""
     train = [np.bincount(c.y, minlength=10) / len(c.y) for c in federation.clients[:-1]]
     mirror = np.mean(train, axis=0)
     rarest = np.zeros_like(mirror)
@@ -90,7 +90,7 @@ def false_laws(federation: Federation) -> dict[str, Array]:
     return {
         "mirrored shift": mirror,
         "all on one class": rarest,
-        "no law: sums to 1000": INFLATION * mirror,
+        "no distribution: sums to 1000": INFLATION * mirror,
     }
 
 
@@ -100,18 +100,18 @@ class Attacked(Reference):
     Parameters
     ----------
     inflation : float
-        1: everybody is honest.
+        Factor of the last client's updates; 1 means that all clients are honest.
     robust : Robust or None
-        None: the plain sum.
+        None means the plain sum.
     """
 
     def __init__(self, task: Task, *, inflation: float = 1.0, robust: Robust | None = None) -> None:
         self.inflation, self.robust = inflation, robust or Robust(clip=None)
-        self.reports: list[Report] = []
+        self.reports: list[UpdateReport] = []
         super().__init__(task)
 
     def run(self) -> Log:
-        """All rounds, whatever the losses are."""
+        """Run all rounds, even if losses are not finite."""
         return self._advance(self.task.plan.n_rounds)
 
     def _aggregate(self, who: list[int], replies: list[Reply]) -> None:
@@ -129,15 +129,15 @@ class Attacked(Reference):
 
 
 class Lying:
-    """A site that answers as it should, and then changes what it sends.
+    """A site that computes correct answers and changes them before it sends them.
 
     Parameters
     ----------
     site : Site
     mean_weight : float, optional
-        What it says its mean weight is.
+        The mean weight that it reports.
     **factors
-        What its arrays of a name are multiplied by: update, stats.
+        Factors of its arrays by name: update, stats.
     """
 
     def __init__(self, site: Site, *, mean_weight: float | None = None, **factors: float) -> None:
@@ -157,16 +157,16 @@ class Lying:
 
 
 def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A model whose statistics travel."""
+    """A model with BatchNorm, whose statistics are sent."""
     return MLP(shape, classes, hidden=(32,), batch_norm=True)
 
 
 def deployed(
-    job: Job, federation: Federation, lies: dict[str, float] | None
+    job: DeploymentTask, federation: Federation, lies: dict[str, float] | None
 ) -> tuple[dict[str, Any], float]:
-    """Rounds of a coordinator and its sites with exact ratios: their figures, honest accuracy.
+    """Run rounds of a coordinator and its sites with exact ratios; return facts and accuracy.
 
-    0 where the honest sites' training diverged and the run came to no end.
+    The accuracy is that of the honest sites, and 0 if their training diverges before the end.
     """
     with tempfile.TemporaryDirectory() as folder:
         sites: dict[str, Any] = {
@@ -174,7 +174,7 @@ def deployed(
                 job,
                 c,
                 Path(folder) / c.name,
-                privacy=Privacy(rung=0),
+                privacy=Privacy(disclosure_level=0),
                 log_ratio=federation.exact_log_ratio(c.name),
             )
             for c in federation
@@ -184,7 +184,7 @@ def deployed(
         server = Coordinator(job, InProcess(sites), Path(folder) / "server")
         try:
             lines = server.run()["evaluation"]
-        except TooFewAnswers:
+        except TooFewReplies:
             return server.facts, 0.0
     scores = [line["accuracy"] for line in lines if line["client"] != bad]
     return server.facts, float(np.mean(scores))
@@ -193,9 +193,9 @@ def deployed(
 def accuracy(task: Task, engine: Any, federation: Federation) -> float:
     """Mean accuracy of all clients but the last on their test rows."""
     model = task.module(engine.state)
-    found = []
+    shares = []
     for c in federation.clients[:-1]:
         with torch.inference_mode():
             scores = model(torch.as_tensor(c.test_x, dtype=torch.float32))
-        found.append(float((scores.argmax(1).numpy() == c.test_y).mean()))
-    return float(np.mean(found))
+        shares.append(float((scores.argmax(1).numpy() == c.test_y).mean()))
+    return float(np.mean(shares))

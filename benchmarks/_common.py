@@ -1,7 +1,7 @@
-"""Plumbing shared by the benchmark scripts: arguments, bars, records.
+"""Shared parts of the benchmark scripts: arguments, bars, records.
 
 Every script measures something, compares it with bars, prints one line per bar and exits with
-status 1 where a bar is missed::
+status 1 if a bar is missed::
 
     parser = arguments("What is measured.")
     args = parser.parse_args()
@@ -39,12 +39,12 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure and the bound it has to meet.
+    """A figure and the bound that it must meet.
 
     Attributes
     ----------
     name : str
-        What was measured.
+        Name of the figure.
     figure : float
         The measurement; ``nan`` meets no bound.
     bound : float
@@ -52,7 +52,7 @@ class Bar:
     kind : {"<=", ">="}
         Which side of the bound is good.
     note : str
-        Printed after the verdict and kept in the record.
+        Printed after the figure, and part of the record.
     """
 
     name: str
@@ -67,13 +67,13 @@ class Bar:
         return self.figure <= self.bound if self.kind == "<=" else self.figure >= self.bound
 
     def __str__(self) -> str:
-        verdict = "PASS" if self.passed else "MISS"
-        line = f"{verdict}  {self.name}: {self.figure:.4g} (bar {self.kind} {self.bound:g})"
+        word = "PASS" if self.passed else "MISS"
+        line = f"{word}  {self.name}: {self.figure:.4g} (bar {self.kind} {self.bound:g})"
         return f"{line}  {self.note}" if self.note else line
 
 
 def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Return what a reader needs to judge the figures: versions, cores and the date."""
+    """Return the environment of the figures: versions, cores and the date."""
     versions: dict[str, str | None] = {}
     for package in packages:
         try:
@@ -122,11 +122,11 @@ def report(bars: Iterable[Bar], record: Mapping[str, Any], json_path: Path | Non
     Parameters
     ----------
     bars : iterable of Bar
-        What was promised.
+        The bars to print.
     record : mapping
-        The measurements; the bars and the environment are added to it.
+        The measurements. The written record adds the bars and the environment.
     json_path : Path or None
-        Where to write the record; None writes none.
+        Path of the record; None writes none.
 
     Returns
     -------
@@ -137,6 +137,6 @@ def report(bars: Iterable[Bar], record: Mapping[str, Any], json_path: Path | Non
     for bar in bars:
         print(bar)
     if json_path is not None:
-        verdicts = [{**asdict(bar), "passed": bar.passed} for bar in bars]
-        write_json(json_path, {"environment": environment(), "bars": verdicts, **record})
+        results = [{**asdict(bar), "passed": bar.passed} for bar in bars]
+        write_json(json_path, {"environment": environment(), "bars": results, **record})
     return 0 if all(bar.passed for bar in bars) else 1

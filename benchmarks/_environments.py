@@ -10,18 +10,18 @@ HERE = Path(__file__).resolve().parent
 
 
 class PeerFault(Exception):
-    """A peer's environment could not be made, or its worker did not start or answer."""
+    """A peer's environment cannot be created, or its worker does not start or answer."""
 
 
 def interpreter(peer: str, requirements: Path, folder: Path) -> Path:
-    """Return the Python of a peer's environment, making the environment where it is missing.
+    """Return the Python of a peer's environment; create the environment if it is missing.
 
     Parameters
     ----------
     requirements : Path
-        What to install; without such a file this interpreter serves.
+        What to install. Without this file the current interpreter is used.
     folder : Path
-        Holds the environments.
+        Folder of the environments.
     """
     if not requirements.exists():
         return Path(sys.executable)

@@ -1,8 +1,9 @@
 """Tasks with an exactly known density ratio.
 
-Every task draws two samples, one from a source law and one from a target law, and held-out
-points of the source law at which the true log ratio ``log target(x) - log source(x)`` is known.
-An estimator is scored by how far its ratios are from the true ones there (:func:`nmse`).
+Every task draws two samples, one from a source distribution and one from a target distribution, and
+held-out points of the source distribution at which the true log ratio ``log target(x) - log
+source(x)`` is known. An estimator is scored by how far its ratios are from the true ones there
+(:func:`nmse`).
 
 The module needs numpy and scikit-learn only, so that it can be imported from the environment of
 any peer. ``TASKS`` are those of the published comparison; ``EXTRA_TASKS`` widen it to mixtures,
@@ -41,7 +42,7 @@ class Sample:
     source, target : array of shape (n_source, d) and (n_target, d)
         What an estimator is fitted on.
     heldout : array of shape (n_heldout, d)
-        Fresh points of the source law, seen by no estimator.
+        Fresh points of the source distribution, not used by any estimator.
     log_ratio : array of shape (n_heldout,)
         True log ratio at ``heldout``.
     log_ratio_source : array of shape (n_source,)
@@ -49,7 +50,8 @@ class Sample:
     source_labels : array of shape (n_source,), optional
         Labels of the source rows, for the downstream test.
     test, test_labels : arrays, optional
-        Labelled rows of the target law, disjoint from everything else, for the downstream test.
+        Labelled rows of the target distribution, disjoint from everything else, for the downstream
+        test.
     """
 
     source: Array
@@ -113,7 +115,7 @@ def nmse(weights: Array, log_ratio: Array) -> float:
 
 
 def downstream(sample: Sample, weights: Array | None) -> float | None:
-    """Accuracy on the target law of a classifier trained on the weighted source rows.
+    """Accuracy on the target distribution of a classifier trained on the weighted source rows.
 
     The learner is scikit-learn's multinomial logistic regression at its default strength, on
     weights scaled to mean one.
@@ -137,18 +139,19 @@ def downstream(sample: Sample, weights: Array | None) -> float | None:
     return float(learner.score(sample.test, sample.test_labels))
 
 
-# Laws -------------------------------------------------------------------------------------------
+# Distributions
+# -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Law:
+class Distribution:
     """A distribution that can be drawn from and whose log density is known up to a constant."""
 
     draw: Callable[[np.random.Generator, int], Array]
     log_density: Callable[[Array], Array]
 
 
-def normal(mean: Array, factor: Array) -> Law:
+def normal(mean: Array, factor: Array) -> Distribution:
     """Gaussian with the given mean and covariance ``factor @ factor.T`` (lower triangular)."""
     inverse, log_det = np.linalg.inv(factor), float(np.log(np.diag(factor)).sum())
 
@@ -156,10 +159,12 @@ def normal(mean: Array, factor: Array) -> Law:
         z = (x - mean) @ inverse.T
         return np.asarray(-0.5 * (z**2).sum(1) - log_det - 0.5 * len(mean) * np.log(2 * np.pi))
 
-    return Law(lambda rng, n: mean + rng.standard_normal((n, len(mean))) @ factor.T, log_density)
+    return Distribution(
+        lambda rng, n: mean + rng.standard_normal((n, len(mean))) @ factor.T, log_density
+    )
 
 
-def mixture(weights: Array, means: Array) -> Law:
+def mixture(weights: Array, means: Array) -> Distribution:
     """Mixture of Gaussians with unit covariance."""
 
     def draw(rng: np.random.Generator, n: int) -> Array:
@@ -173,10 +178,10 @@ def mixture(weights: Array, means: Array) -> Law:
             np.logaddexp.reduce(parts, axis=0) - 0.5 * means.shape[1] * np.log(2 * np.pi)
         )
 
-    return Law(draw, log_density)
+    return Distribution(draw, log_density)
 
 
-def student(mean: Array, dof: float) -> Law:
+def student(mean: Array, dof: float) -> Distribution:
     """Multivariate Student t with unit scale matrix (log density up to a constant)."""
 
     def draw(rng: np.random.Generator, n: int) -> Array:
@@ -186,40 +191,40 @@ def student(mean: Array, dof: float) -> Law:
     def log_density(x: Array) -> Array:
         return np.asarray(-0.5 * (dof + len(mean)) * np.log1p(((x - mean) ** 2).sum(1) / dof))
 
-    return Law(draw, log_density)
+    return Distribution(draw, log_density)
 
 
-def tilted(base: Law, tilt: Callable[[Array], Array], bound: float) -> Law:
+def tilted(base: Distribution, tilt: Callable[[Array], Array], bound: float) -> Distribution:
     """``base`` times ``exp(tilt)``, by rejection; ``tilt`` is at most ``bound``.
 
     The log density holds up to a constant, which is all that :func:`nmse` needs.
     """
 
     def draw(rng: np.random.Generator, n: int) -> Array:
-        kept: list[Array] = []
-        while sum(map(len, kept)) < n:
+        rows: list[Array] = []
+        while sum(map(len, rows)) < n:
             x = base.draw(rng, 4 * n)
-            kept.append(x[np.log(rng.uniform(size=len(x))) < tilt(x) - bound])
-        return np.concatenate(kept)[:n]
+            rows.append(x[np.log(rng.uniform(size=len(x))) < tilt(x) - bound])
+        return np.concatenate(rows)[:n]
 
-    return Law(draw, lambda x: base.log_density(x) + tilt(x))
+    return Distribution(draw, lambda x: base.log_density(x) + tilt(x))
 
 
 def contrast(
     name: str,
-    source: Law,
-    target: Law,
+    source: Distribution,
+    target: Distribution,
     n_source: int,
     n_target: int | None = None,
     bar: float | None = None,
 ) -> Task:
-    """Task between two laws."""
+    """Task between two distributions."""
 
     def draw(rng: np.random.Generator) -> Sample:
         x, z = source.draw(rng, n_source), target.draw(rng, n_target or n_source)
-        held = source.draw(rng, HELDOUT)
-        truth, at_source = (target.log_density(p) - source.log_density(p) for p in (held, x))
-        return Sample(x, z, held, truth, at_source)
+        fresh = source.draw(rng, HELDOUT)
+        truth, at_source = (target.log_density(p) - source.log_density(p) for p in (fresh, x))
+        return Sample(x, z, fresh, truth, at_source)
 
     return Task(name, draw, bar)
 
@@ -255,14 +260,14 @@ def label_shift(
 
     The images are shuffled and cut into three disjoint parts: a share ``per_side`` for the
     source, the same for the target, the rest for held-out and test rows. In the source a class of
-    0-4 is kept with 1 in ``factor`` of its images and one of 5-9 in full; in the target the
-    reverse; so the ratio is ``factor`` on 0-4 and ``1 / factor`` on 5-9 (for images that show
-    their class, to which the ratio of the images is equal). The number kept of each class is the
-    rounded share, not drawn, so that no class is missing by chance.
+    0-4 has 1 in ``factor`` of its images, and a class of 5-9 has all; in the target it is the
+    reverse. So the ratio is ``factor`` on 0-4 and ``1 / factor`` on 5-9, if images show their
+    class. The number of images of each class is the rounded share, not random, so that no class is
+    missing by chance.
 
-    Held-out rows (source law) and test rows (target law) are the whole third
-    part with each image repeated in proportion to its class's weight, which is that law without
-    the noise of subsampling a class of rare images.
+    Held-out rows (source distribution) and test rows (target distribution) are the whole third
+    part. Each image is repeated in proportion to the weight of its class, which avoids the noise of
+    subsampling a rare class.
     """
     order = rng.permutation(len(labels))
     cut = round(per_side * len(labels))
@@ -270,19 +275,19 @@ def label_shift(
 
     def thin(rows: NDArray[np.intp], rare: range) -> NDArray[np.intp]:
         classes = ((c, rows[labels[rows] == c]) for c in range(10))
-        kept = [r[: round(len(r) / factor)] if c in rare else r for c, r in classes]
-        return np.asarray(rng.permutation(np.concatenate(kept)))
+        parts = [r[: round(len(r) / factor)] if c in rare else r for c, r in classes]
+        return np.asarray(rng.permutation(np.concatenate(parts)))
 
     low = labels < 5
     source, target = thin(first, range(5)), thin(second, range(5, 10))
     times = np.where(low[rest], 1, round(factor)), np.where(low[rest], round(factor), 1)
-    held, test = np.repeat(rest, times[0]), np.repeat(rest, times[1])
+    heldout, test = np.repeat(rest, times[0]), np.repeat(rest, times[1])
     truth = np.where(low, np.log(factor), -np.log(factor))
     return Sample(
         source=images[source],
         target=images[target],
-        heldout=images[held],
-        log_ratio=truth[held],
+        heldout=images[heldout],
+        log_ratio=truth[heldout],
         log_ratio_source=truth[source],
         source_labels=labels[source],
         test=images[test],
@@ -339,11 +344,11 @@ TASKS: tuple[Task, ...] = (
 
 def _mixtures(d: int) -> list[Task]:
     centres = np.stack([-_shift(d, 1.5), _shift(d, 1.5)])
-    moved = centres + np.where(np.arange(d) % 2 == 0, 1.0, -1.0) * _shift(d, 0.8)
+    shifted = centres + np.where(np.arange(d) % 2 == 0, 1.0, -1.0) * _shift(d, 0.8)
     source = mixture(np.array([0.5, 0.5]), centres)
     return [
         contrast(f"mixture_weights_d{d}", source, mixture(np.array([0.15, 0.85]), centres), 1000),
-        contrast(f"mixture_means_d{d}", source, mixture(np.array([0.3, 0.7]), moved), 1000),
+        contrast(f"mixture_means_d{d}", source, mixture(np.array([0.3, 0.7]), shifted), 1000),
     ]
 
 

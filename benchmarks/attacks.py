@@ -1,21 +1,22 @@
-"""One of five clients is hostile: what the other four lose, with and without the defence.
+"""One of five clients is hostile: the loss of the other four, with and without the defence.
 
-Four routes to the weights, and rounds of FedAvg, each with no attacker, with an undefended and
-with a defended server:
+Four routes to the weights, and rounds of FedAvg. Each has no attacker, an undefended server and a
+defended server:
 
-- rows (rung 5): pools of test rows travel, every client fits a ratio of its own; undefended, they
-  are shuffled together as they come, which is the paper's way;
-- gradients (rung 2): one softmax over all training and test laws, trained in the federation;
-- labels (rung 1): test label laws travel;
-- truth: exact ratios, for an aim sharper than any estimator's;
-- rounds: exact ratios, local steps and BatchNorm through a coordinator and its sites, where every
-  site says itself what it weighs.
+- rows (disclosure level 5): clients share test rows, and every client fits its own ratio. An
+  undefended server shuffles them together as received, as in the paper;
+- gradients (disclosure level 2): one softmax over all training and test distributions, trained in
+  the federation;
+- labels (disclosure level 1): clients share test label distributions;
+- truth: exact ratios, for an attack sharper than any estimator allows;
+- rounds: exact ratios, local steps and BatchNorm through a coordinator and its sites. Every site
+  reports its own mean weight.
 
 The hostile client aims its pool at one record, sends far garbage, mirrors the shift, multiplies
-its gradients by 1000 or its statistics by 10000, or boasts about its weights. Bars: the honest
-clients' mean accuracy falls by at most 0.01 against no attacker (mean over seeds, paired), whether
-that server is defended too or not, and every honest client's effective sample size stays above the
-floor.
+its gradients by 1000 or its statistics by 10000, or reports too large a mean weight. Bars: the
+honest clients' mean accuracy falls by at most 0.01 against no attacker (mean over seeds, paired),
+both with an undefended and with a defended server as baseline. The effective sample size of every
+honest client stays above the floor.
 
     python benchmarks/attacks.py --quick
     FEDSHIFT_DATA=... python benchmarks/attacks.py --data fashion-mnist
@@ -45,7 +46,7 @@ from _attacks import (
     Attacked,
     accuracy,
     deployed,
-    false_laws,
+    false_distributions,
     normed,
 )
 from _common import Bar, arguments, report, write_json
@@ -58,12 +59,11 @@ from fedshift.defence.pool import PoolDefence, clean_pool
 from fedshift.defence.ratios import (
     RatioDefence,
     defend_log_ratios,
-    defend_weights,
     label_log_ratios,
 )
 from fedshift.defence.robust import Robust
+from fedshift.federation.deployment_task import DeploymentTask, RatioPhase
 from fedshift.federation.fused import Fused
-from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.marginals import FederatedMLLS
 from fedshift.federation.plan import FedAvg, FedSGD
 from fedshift.federation.task import Task
@@ -72,10 +72,10 @@ from fedshift.ratio.logistic import Logistic
 
 FALL = 0.01
 NOBODY = "no attacker"
-#: shown without a bar: clipping bounds the length of an update, not its direction
+#: without a bar: clipping bounds the length of an update, not its direction
 TURNED = "gradients × −1000"
 TURNED_BOAST = "boasts, update turned"
-#: what a hostile site says and sends in rounds
+#: what a hostile site reports and sends in rounds
 LIES: dict[str, dict[str, float] | None] = {
     NOBODY: None,
     "boasts": {"mean_weight": 1e9},
@@ -92,14 +92,12 @@ RULES = {
     "clip at 2 medians": Robust(multiple=2.0),
     "trimmed mean": Robust(rule="trimmed-mean"),
     "median": Robust(rule="median"),
-    "multi-krum": Robust(rule="multi-krum"),
-    "krum": Robust(rule="krum"),
 }
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A data set, its models and how long they are trained."""
+    """A data set, its models and their training."""
 
     source: str
     train: tuple[int, int]
@@ -113,11 +111,13 @@ class Setting:
     rounds: int
 
     def federation(self, seed: int) -> Federation:
-        """Five clients; each trains mostly on one of classes 5 to 9, is used on one of 0 to 4."""
+        """Five clients; each has mostly one of classes 5 to 9 in training and one of 0 to 4 in test
+        rows.
+        """
         shift = Labels.one_class_each(train=self.train, test=self.test)
-        made = load(self.source).split(shift, seed=seed)
-        grey = tuple(replace(c, x=c.x[:, 0], test_x=c.test_x[:, 0]) for c in made)
-        return replace(made, clients=grey)
+        splits = load(self.source).split(shift, seed=seed)
+        grey = tuple(replace(c, x=c.x[:, 0], test_x=c.test_x[:, 0]) for c in splits)
+        return replace(splits, clients=grey)
 
 
 SETTINGS = {
@@ -137,12 +137,17 @@ class Result:
     note: str = ""
 
 
-def plain(log_ratio: Array, laws: int) -> Weights:
+def plain(log_ratio: Array, n_targets: int) -> Weights:
     """Weights with no limit but that of floating point."""
-    return Weighting()(np.clip(log_ratio, -80.0, 80.0), laws=laws)
+    return Weighting()(np.clip(log_ratio, -80.0, 80.0), n_targets=n_targets)
 
 
-def trained(
+def defend_weights(log_ratio: Array, n_targets: int) -> Weights:
+    """Weights with winsorising and a floor on the effective sample size."""
+    return RATIO.weighting(len(log_ratio))(log_ratio, n_targets=n_targets)
+
+
+def train(
     setting: Setting,
     federation: Federation,
     weights: dict[str, Weights],
@@ -175,7 +180,7 @@ def trained(
 def by_rows(
     setting: Setting, federation: Federation, seed: int
 ) -> Iterator[tuple[str, str, Result]]:
-    """Pools travel; every client cleans them with its own training rows at hand."""
+    """Clients share pools of rows, and every client cleans them with its own training rows."""
     attacks = {NOBODY: federation.clients[-1].test_x}
     attacks |= {n: make(federation, np.random.default_rng(seed)) for n, make in POOLS.items()}
     for attack, rows in attacks.items():
@@ -185,15 +190,15 @@ def by_rows(
             for c in federation:
                 fitted = Logistic("kernel", ridge=RIDGE, shared_scale=True, seed=seed)
                 if defended:
-                    kept, said = clean_pool(pool, POOL, reference=c.x, seed=seed)
-                    notes |= {f"{n}: {why}" for n, why in said.left_out.items()}
-                    s = fitted.fit(source=c.x, target=kept).log_ratio(c.x)
-                    weights[c.name] = defend_weights(s, RATIO, laws=len(kept))
+                    clean, checks = clean_pool(pool, POOL, reference=c.x, seed=seed)
+                    notes |= {f"{n}: {why}" for n, why in checks.left_out.items()}
+                    s = fitted.fit(source=c.x, target=clean).log_ratio(c.x)
+                    weights[c.name] = defend_weights(s, n_targets=len(clean))
                 else:
                     shuffled = np.concatenate(list(pool.values()))
                     s = fitted.fit(source=c.x, target=shuffled).log_ratio(c.x) + np.log(len(pool))
                     weights[c.name] = plain(s, len(pool))
-            got = trained(setting, federation, weights, seed, robust=ROBUST if defended else None)
+            got = train(setting, federation, weights, seed, robust=ROBUST if defended else None)
             yield attack, _server(defended), replace(got, note="; ".join(sorted(notes)))
 
 
@@ -203,7 +208,7 @@ def by_rows(
 def by_gradients(
     setting: Setting, federation: Federation, seed: int
 ) -> Iterator[tuple[str, str, Result]]:
-    """One softmax over the 2K laws, by rounds of gradients; the attacker is in every round."""
+    """One softmax over the 2K distributions, from gradients; the attacker is in every round."""
     bad = federation.clients[-1]
     attacks = {NOBODY: (bad.test_x, 1.0)}
     attacks |= {
@@ -211,28 +216,30 @@ def by_gradients(
     }
     attacks |= {name: (bad.test_x, inflation) for name, inflation in INFLATED.items()}
     for attack, (rows, inflation) in attacks.items():
-        told = Federation((*federation.clients[:-1], replace(bad, test_x=rows)))
+        attacked = Federation((*federation.clients[:-1], replace(bad, test_x=rows)))
         for defended in (False, True):
             robust = ROBUST if defended else None
-            laws = multi_source(setting, told, seed, inflation=inflation, robust=robust)
+            distributions = multi_source(
+                setting, attacked, seed, inflation=inflation, robust=robust
+            )
             weights, notes = {}, set()
             for c in federation:
                 if defended:
-                    s, said = defend_log_ratios(laws[c.name], RATIO)
-                    notes |= {f"{n}: limited" for n in said.limited}
-                    notes |= {f"{n}: {why}" for n, why in said.left_out.items()}
-                    weights[c.name] = defend_weights(s, RATIO, laws=len(said.laws))
+                    s, limits = defend_log_ratios(distributions[c.name], RATIO)
+                    notes |= {f"{n}: limited" for n in limits.limited}
+                    notes |= {f"{n}: {why}" for n, why in limits.left_out.items()}
+                    weights[c.name] = defend_weights(s, n_targets=len(limits.distributions))
                 else:
-                    s = np.logaddexp.reduce(list(laws[c.name].values()), axis=0)
-                    weights[c.name] = plain(s, len(laws))
-            got = trained(setting, federation, weights, seed, inflation=inflation, robust=robust)
+                    s = np.logaddexp.reduce(list(distributions[c.name].values()), axis=0)
+                    weights[c.name] = plain(s, len(distributions))
+            got = train(setting, federation, weights, seed, inflation=inflation, robust=robust)
             yield attack, _server(defended), replace(got, note="; ".join(sorted(notes)))
 
 
 def multi_source(
     setting: Setting, federation: Federation, seed: int, *, inflation: float, robust: Robust | None
 ) -> dict[str, dict[str, Array]]:
-    """Log ratio of every test law at every client's training rows, from one shared network."""
+    """Log ratios of all test distributions at every client's training rows, from one network."""
     count = len(federation)
     clients, weights = [], {}
     for k, c in enumerate(federation):
@@ -272,7 +279,7 @@ def multi_source(
 def by_labels(
     setting: Setting, federation: Federation, seed: int
 ) -> Iterator[tuple[str, str, Result]]:
-    """Test label laws travel, from a classifier trained with nobody hostile yet."""
+    """Clients share test label distributions, from a classifier trained without an attack."""
     plan = FedSGD(
         iterations=setting.ratio_iterations, lr=setting.ratio_lr, batch_size=32, seed=seed
     )
@@ -280,24 +287,24 @@ def by_labels(
         model=setting.ratio_model, plan=plan, folds=2, calibration="bcts", seed=seed
     ).fit(federation)
     bad = federation.clients[-1].name
-    attacks = {NOBODY: fitted.marginals_[bad], **false_laws(federation)}
-    for attack, law in attacks.items():
-        told = {**fitted.marginals_, bad: law}
+    attacks = {NOBODY: fitted.marginals_[bad], **false_distributions(federation)}
+    for attack, distribution in attacks.items():
+        shares = {**fitted.marginals_, bad: distribution}
         for defended in (False, True):
             weights, notes = {}, set()
             for c in federation:
                 own = np.bincount(c.y, minlength=10) / len(c.y)
                 if defended:
-                    said, left_out = label_log_ratios(told, own, c.y)
-                    s, limits = defend_log_ratios(said, RATIO)
+                    log_ratios, left_out = label_log_ratios(shares, own, c.y)
+                    s, limits = defend_log_ratios(log_ratios, RATIO)
                     notes |= {f"{n}: {why}" for n, why in left_out.items()}
                     notes |= {f"{n}: limited" for n in limits.limited}
-                    weights[c.name] = defend_weights(s, RATIO, laws=len(said))
+                    weights[c.name] = defend_weights(s, n_targets=len(log_ratios))
                 else:
                     with np.errstate(divide="ignore"):
-                        s = np.log(np.sum(list(told.values()), axis=0)[c.y]) - np.log(own[c.y])
-                    weights[c.name] = plain(s, len(told))
-            got = trained(setting, federation, weights, seed, robust=ROBUST if defended else None)
+                        s = np.log(np.sum(list(shares.values()), axis=0)[c.y]) - np.log(own[c.y])
+                    weights[c.name] = plain(s, len(shares))
+            got = train(setting, federation, weights, seed, robust=ROBUST if defended else None)
             yield attack, _server(defended), replace(got, note="; ".join(sorted(notes)))
 
 
@@ -307,59 +314,56 @@ def by_labels(
 def by_truth(
     setting: Setting, federation: Federation, seed: int
 ) -> Iterator[tuple[str, str, Result]]:
-    """What an estimator that makes no error would say: the sharpest aim there is.
-
-    And gradients multiplied in training alone, against servers that clip otherwise.
-    """
+    """Exact ratios, for the sharpest possible attack; and attacks on training gradients alone."""
     names = [c.name for c in federation]
     truth = {c.name: {n: federation.exact_log_ratio(c.name, n) for n in names} for c in federation}
     for attack in (NOBODY, "aimed at one record"):
-        told = truth
+        ratios = truth
         if attack != NOBODY:
-            told = {
-                k: {**laws, names[-1]: np.full(len(federation[k].x), -np.inf)}
-                for k, laws in truth.items()
+            ratios = {
+                k: {**distributions, names[-1]: np.full(len(federation[k].x), -np.inf)}
+                for k, distributions in truth.items()
             }
             first = federation[0].y
             row = int(np.argmax(first == np.bincount(first).argmax()))
-            told[names[0]][names[-1]][row] = np.log(len(federation[0].x))
+            ratios[names[0]][names[-1]][row] = np.log(len(federation[0].x))
         for defended in (False, True):
             weights, notes = {}, set()
             for c in federation:
                 if defended:
-                    s, said = defend_log_ratios(told[c.name], RATIO)
-                    notes |= {f"{n}: limited" for n in said.limited}
-                    weights[c.name] = defend_weights(s, RATIO, laws=len(names))
+                    s, limits = defend_log_ratios(ratios[c.name], RATIO)
+                    notes |= {f"{n}: limited" for n in limits.limited}
+                    weights[c.name] = defend_weights(s, n_targets=len(names))
                 else:
-                    s = np.logaddexp.reduce(list(told[c.name].values()), axis=0)
+                    s = np.logaddexp.reduce(list(ratios[c.name].values()), axis=0)
                     weights[c.name] = plain(s, len(names))
-            got = trained(setting, federation, weights, seed, robust=ROBUST if defended else None)
+            got = train(setting, federation, weights, seed, robust=ROBUST if defended else None)
             yield attack, _server(defended), replace(got, note="; ".join(sorted(notes)))
     exact = {c.name: plain(federation.exact_log_ratio(c.name), len(names)) for c in federation}
     for attack, inflation in INFLATED.items():
-        got = trained(setting, federation, exact, seed, inflation=inflation)
+        got = train(setting, federation, exact, seed, inflation=inflation)
         yield attack, "undefended", got
-        got = trained(setting, federation, exact, seed, inflation=inflation, robust=ROBUST)
+        got = train(setting, federation, exact, seed, inflation=inflation, robust=ROBUST)
         yield attack, "defended", got
 
 
 def by_rule(
     setting: Setting, federation: Federation, seed: int
 ) -> Iterator[tuple[str, str, Result]]:
-    """Exact ratios and every other way to combine updates: what it costs, what it saves."""
+    """Exact ratios with every other way to combine updates, with and without an attack."""
     names = [c.name for c in federation]
     exact = {c.name: plain(federation.exact_log_ratio(c.name), len(names)) for c in federation}
     for attack, inflation in {NOBODY: 1.0, **INFLATED}.items():
         for server, robust in RULES.items():
-            got = trained(setting, federation, exact, seed, inflation=inflation, robust=robust)
+            got = train(setting, federation, exact, seed, inflation=inflation, robust=robust)
             yield attack, server, got
 
 
 def by_rounds(
     setting: Setting, federation: Federation, seed: int
 ) -> Iterator[tuple[str, str, Result]]:
-    """A deployment in this process: what sites say of themselves, and what goes beside updates."""
-    job = Job(
+    """A deployment in this process: reported mean weights, and statistics sent with updates."""
+    job = DeploymentTask(
         clients=tuple(c.name for c in federation),
         shape=federation[0].x.shape[1:],
         classes=10,
@@ -374,9 +378,9 @@ def by_rounds(
     open_ = replace(job, robust=Robust(clip=None), defence=replace(RATIO, mass=None, boast=None))
     for attack, lies in LIES.items():
         for defended in (False, True):
-            said, got = deployed(job if defended else open_, federation, lies)
+            facts, got = deployed(job if defended else open_, federation, lies)
             ess = min(
-                said[c.name]["ess_share"] * len(c.x) / RATIO.floor(len(c.x))
+                facts[c.name]["ess_share"] * len(c.x) / RATIO.floor(len(c.x))
                 for c in federation.clients[:-1]
             )
             yield attack, _server(defended), Result(got, ess)
@@ -399,7 +403,7 @@ def _server(defended: bool) -> str:
 
 
 def guarded(steps: Iterator[tuple[str, str, Result]]) -> Iterator[tuple[str, str, Result]]:
-    """Warnings about strange rows are what is being measured."""
+    """Run the steps without warnings, which attacks cause on purpose."""
     while True:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -409,21 +413,21 @@ def guarded(steps: Iterator[tuple[str, str, Result]]) -> Iterator[tuple[str, str
                 return
 
 
-def measured(
+def measure(
     setting: Setting, route: str, seed: int, keep: Path | None
 ) -> list[tuple[str, str, Result]]:
-    """All attacks of a route with one seed, from the folder of an earlier run if it has them."""
+    """Run all attacks of a route with one seed, or read them from the folder of an earlier run."""
     path = None if keep is None else keep / f"{setting.source}-{route}-{seed}.json"
     mark = repr((setting, ROBUST, RATIO, POOL))
     if path is not None and path.exists():
-        held = json.loads(path.read_text())
-        if held["mark"] == mark:
-            return [(attack, server, Result(**got)) for attack, server, got in held["results"]]
-    found = list(guarded(ROUTES[route](setting, setting.federation(seed), seed)))
+        old = json.loads(path.read_text())
+        if old["mark"] == mark:
+            return [(attack, server, Result(**got)) for attack, server, got in old["results"]]
+    results = list(guarded(ROUTES[route](setting, setting.federation(seed), seed)))
     if path is not None:
-        rows = [(attack, server, asdict(got)) for attack, server, got in found]
+        rows = [(attack, server, asdict(got)) for attack, server, got in results]
         write_json(path, {"mark": mark, "results": rows})
-    return found
+    return results
 
 
 # -- figures -------------------------------------------------------------------------------------
@@ -437,9 +441,9 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def summary(results: dict[tuple[str, str, str], list[Result]]) -> list[dict[str, Any]]:
-    """One line a route and attack, against no attacker with the same seeds.
+    """One line per route and attack, compared with no attacker on the same seeds.
 
-    "change" is against the undefended server, "change_same" against the same server.
+    "change" is relative to the undefended server, "change_same" to the same server.
     """
     lines = []
     for route, attack in dict.fromkeys((r, a) for r, a, _ in results):
@@ -447,27 +451,27 @@ def summary(results: dict[tuple[str, str, str], list[Result]]) -> list[dict[str,
         line: dict[str, Any] = {"route": route, "attack": attack, "seeds": len(base)}
         line["no attacker"], _ = interval(base)
         for server in ("undefended", "defended"):
-            found = results[route, attack, server]
-            change, half = interval([r.accuracy - b for r, b in zip(found, base, strict=True)])
+            runs = results[route, attack, server]
+            change, half = interval([r.accuracy - b for r, b in zip(runs, base, strict=True)])
             calm = results[route, NOBODY, server]
             same, same_half = interval(
-                [r.accuracy - c.accuracy for r, c in zip(found, calm, strict=True)]
+                [r.accuracy - c.accuracy for r, c in zip(runs, calm, strict=True)]
             )
             line[server] = {
-                "accuracy": interval([r.accuracy for r in found])[0],
+                "accuracy": interval([r.accuracy for r in runs])[0],
                 "change_same": same,
                 "half_width_same": same_half,
                 "change": change,
                 "half_width": half,
-                "ess_over_floor": min(r.ess for r in found),
-                "notes": sorted({r.note for r in found if r.note})[:3],
+                "ess_over_floor": min(r.ess for r in runs),
+                "notes": sorted({r.note for r in runs if r.note})[:3],
             }
         lines.append(line)
     return lines
 
 
 def show(lines: list[dict[str, Any]], name: str) -> None:
-    """The table, undefended and defended side by side."""
+    """Print the table, undefended and defended side by side."""
     print(
         f"\n{name}: mean accuracy of the honest four (change against no attacker, 95 %; ESS/floor)"
     )
@@ -480,11 +484,11 @@ def show(lines: list[dict[str, Any]], name: str) -> None:
         print(f"  {line['route']:10}{line['attack']:24}{cells[0]:34}{cells[1]}")
 
 
-def compared(results: dict[tuple[str, str], list[Result]]) -> list[dict[str, Any]]:
+def compare(results: dict[tuple[str, str], list[Result]]) -> list[dict[str, Any]]:
     """Mean accuracy of every rule under every attack."""
     return [
-        {"attack": attack, "rule": rule, "accuracy": interval([r.accuracy for r in found])[0]}
-        for (attack, rule), found in results.items()
+        {"attack": attack, "rule": rule, "accuracy": interval([r.accuracy for r in runs])[0]}
+        for (attack, rule), runs in results.items()
     ]
 
 
@@ -504,24 +508,26 @@ def bars(lines: list[dict[str, Any]], name: str) -> Iterator[Bar]:
 
 
 def honest_range(setting: Setting, seeds: range) -> dict[str, list[float]]:
-    """How near honest pools come to the limits: smallest and largest of each figure."""
-    found: dict[str, list[float]] = defaultdict(list)
+    """Smallest and largest of each figure of honest pools, to compare with the limits."""
+    figures: dict[str, list[float]] = defaultdict(list)
     for seed in seeds:
         federation = setting.federation(seed)
         for c in federation:
-            _, said = clean_pool(federation.test, POOL, reference=c.x, seed=seed)
-            for verdict in said.clients.values():
+            _, checks = clean_pool(federation.test, POOL, reference=c.x, seed=seed)
+            for check in checks.clients.values():
                 for name in ("spread", "copies", "distance", "influence"):
-                    found[name].append(getattr(verdict, name))
-    return {name: [min(v), max(v)] for name, v in found.items()}
+                    figures[name].append(getattr(check, name))
+    return {name: [min(v), max(v)] for name, v in figures.items()}
 
 
 def main() -> int:
-    """Run, print, judge."""
+    """Run the benchmark and return the exit status."""
     parser = arguments(__doc__)
     parser.add_argument("--data", nargs="*", choices=list(SETTINGS), default=["digits"])
-    parser.add_argument("--seeds", type=int, help="of each data set")
-    parser.add_argument("--keep", type=Path, help="folder of what is done, for a run that goes on")
+    parser.add_argument("--seeds", type=int, help="number of seeds of each data set")
+    parser.add_argument(
+        "--keep", type=Path, help="folder of finished parts, for a run that continues"
+    )
     parser.add_argument("--routes", nargs="*", choices=list(ROUTES), default=None)
     args = parser.parse_args()
     args.routes = args.routes or [r for r in ROUTES if r not in SLOW or not args.quick]
@@ -537,12 +543,12 @@ def main() -> int:
         for seed, route in itertools.product(seeds, args.routes):
             if route == "rules" and seed not in seeds[:3]:
                 continue
-            for attack, server, got in measured(setting, route, seed, args.keep):
+            for attack, server, got in measure(setting, route, seed, args.keep):
                 if route == "rules":
                     rules[attack, server].append(got)
                 else:
                     results[route, attack, server].append(got)
-        lines, others = summary(results), compared(rules)
+        lines, others = summary(results), compare(rules)
         near = honest_range(setting, seeds)
         show(lines, name)
         for line in others:

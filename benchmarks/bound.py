@@ -1,21 +1,21 @@
-"""How near are the bounds on the ratio to the true supremum?
+"""Compare bounds on the ratio with its true supremum.
 
 Two parts:
 
-1. The published k-means table: MNIST, training label law proportional to (1/20 five times, 1 five
-   times), test law reversed, true supremum 20; the largest cluster ratio for 10 to 500 clusters.
-   The sizes follow from the published figures: 206.76 = 34 × 28460 / 4680, so 5421 or 271 train
-   and 892 or 44 test images a class (and one train image against 34 test images in the largest
-   cluster). How k-means started is not published; ours is a range over seeds and both usual
-   starts, and the bar asks whether the one published draw lies in that range widened by 25 %.
-   500 clusters are shown without a bar: there a single train image decides the largest ratio,
-   and none of our draws came near the published one.
+1. The published k-means table: MNIST, training label distribution proportional to (1/20 five times,
+   1 five times), test distribution reversed, true supremum 20; the largest cluster ratio for 10 to
+   500 clusters. The sizes follow from the published figures: 206.76 = 34 × 28460 / 4680, so 5421 or
+   271 train and 892 or 44 test images per class (and one train image against 34 test images in the
+   largest cluster). The initialisation of k-means is not published. Ours is a range over seeds and
+   both usual initialisations; the bar tests whether the one published draw lies in that range
+   widened by 25 %. 500 clusters have no bar: a single train image decides the largest ratio, and
+   none of our draws is close to the published one.
 2. k-means, grid and score bounds against known suprema in d = 1 to 50 and on MNIST, for 2000 and
-   5000 rows a law. The default, `ScoreBound`, must be within a factor 1.5 of the truth in every
-   case and for every seed. The rule was chosen on other seeds than the record's.
+   5000 rows per distribution. The default, `ScoreBound`, must be within a factor 1.5 of the truth
+   in every case and for every seed. The rule was chosen on other seeds than the record's.
 
-MNIST comes from the folder that ``FEDSHIFT_DATA`` names; without it those rows are left out and
-the record says so.
+MNIST comes from the folder in ``FEDSHIFT_DATA``. Without it those cases are left out, and the
+record states that.
 
     python benchmarks/bound.py --quick
     python benchmarks/bound.py --jobs 2 --json benchmarks/records/bound.json
@@ -51,12 +51,12 @@ Draw = Callable[[int, np.random.Generator], tuple[Array, Array]]
 
 FACTOR = 1.5
 PUBLISHED = {10: 10.31, 20: 15.48, 40: 19.08, 50: 27.41, 100: 31.47, 200: 32.84, 500: 206.76}
-LAW = np.repeat([1 / 20, 1.0], 5) / 5.25
+DISTRIBUTION = np.repeat([1 / 20, 1.0], 5) / 5.25
 
 
 @dataclass(frozen=True)
 class Case:
-    """Two laws with a known supremum of their ratio.
+    """Two distributions with a known supremum of their ratio.
 
     Attributes
     ----------
@@ -94,14 +94,14 @@ def mixed(d: int) -> Case:
 def thinned(
     rows: Callable[[int, np.random.Generator], Array], keep: Callable[[Array], Array]
 ) -> Draw:
-    """Target: rows of the source kept with a probability."""
+    """Target: a random part of the source rows."""
 
     def draw(n: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        kept: list[Array] = []
-        while sum(map(len, kept)) < n:
+        keepers: list[Array] = []
+        while sum(map(len, keepers)) < n:
             x = rows(4 * n, rng)
-            kept.append(x[rng.random(len(x)) < keep(x)])
-        return rows(n, rng), np.concatenate(kept)[:n]
+            keepers.append(x[rng.random(len(x)) < keep(x)])
+        return rows(n, rng), np.concatenate(keepers)[:n]
 
     return draw
 
@@ -136,7 +136,7 @@ def uniform(d: int, *, half: bool = False) -> Case:
 
 
 def mixture(d: int, apart: float, source: float, target: float) -> Case:
-    """Two Gaussians whose shares move: the ratio tends to target / source far out."""
+    """Two Gaussians whose shares change: the ratio tends to target / source far out."""
 
     def draw(n: int, rng: np.random.Generator) -> tuple[Array, Array]:
         def rows(share: float) -> Array:
@@ -150,7 +150,7 @@ def mixture(d: int, apart: float, source: float, target: float) -> Case:
 
 
 def crossed(d: int) -> Case:
-    """Four clusters; the share of one diagonal moves from .2 to .8."""
+    """Four clusters; the share of one diagonal changes from .2 to .8."""
 
     def draw(n: int, rng: np.random.Generator) -> tuple[Array, Array]:
         def rows(share: float) -> Array:
@@ -180,7 +180,7 @@ def heavy(d: int) -> Case:
 
 
 def labelled(d: int) -> Case:
-    """Ten Gaussian classes, well apart, with the label laws of the published table."""
+    """Ten Gaussian classes, well apart, with the label distributions of the published table."""
 
     def draw(n: int, rng: np.random.Generator) -> tuple[Array, Array]:
         centres = np.zeros((10, d))
@@ -190,10 +190,10 @@ def labelled(d: int) -> Case:
             centres = rng.standard_normal((10, d))
             centres *= 6.0 / np.linalg.norm(centres, axis=1, keepdims=True)
 
-        def rows(law: Array) -> Array:
-            return centres[rng.choice(10, n, p=law)] + rng.standard_normal((n, d))
+        def rows(distribution: Array) -> Array:
+            return centres[rng.choice(10, n, p=distribution)] + rng.standard_normal((n, d))
 
-        return rows(LAW), rows(LAW[::-1])
+        return rows(DISTRIBUTION), rows(DISTRIBUTION[::-1])
 
     return Case(20.0, draw)
 
@@ -204,18 +204,18 @@ def mnist() -> Images:
 
 
 def images() -> Case:
-    """MNIST with the label laws of the published table, two disjoint random halves."""
+    """MNIST with the label distributions of the published table, two disjoint random halves."""
 
     def draw(n: int, rng: np.random.Generator) -> tuple[Array, Array]:
         data = mnist()
         halves = np.array_split(rng.permutation(len(data)), 2)
 
-        def rows(part: np.ndarray[Any, Any], law: Array) -> Array:
-            counts = rng.multinomial(n, law)
+        def rows(part: np.ndarray[Any, Any], distribution: Array) -> Array:
+            counts = rng.multinomial(n, distribution)
             chosen = [part[data.y[part] == c][:m] for c, m in enumerate(counts)]
             return data.x[np.concatenate(chosen)].reshape(n, -1).astype(float)
 
-        return rows(halves[0], LAW), rows(halves[1], LAW[::-1])
+        return rows(halves[0], DISTRIBUTION), rows(halves[1], DISTRIBUTION[::-1])
 
     return Case(20.0, draw)
 
@@ -274,12 +274,12 @@ def table_entry(job: tuple[int, str, int]) -> tuple[int, str, float]:
     data = mnist()
     rng = np.random.default_rng(seed)
 
-    def part(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], law: Array) -> Array:
-        each = np.floor(np.bincount(y).min() * law / law.max() + 1e-9).astype(int)
+    def part(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], distribution: Array) -> Array:
+        each = np.floor(np.bincount(y).min() * distribution / distribution.max() + 1e-9).astype(int)
         chosen = [rng.permutation(np.flatnonzero(y == c))[:m] for c, m in enumerate(each)]
         return x[np.concatenate(chosen)].reshape(each.sum(), -1).astype(np.float32) / 255
 
-    source, target = part(*data.train, LAW), part(*data.test, LAW[::-1])
+    source, target = part(*data.train, DISTRIBUTION), part(*data.test, DISTRIBUTION[::-1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConstantColumns)  # blank border pixels
         bound = KMeansBound(n_bins, init=init, seed=seed).fit(source=source, target=target)
@@ -325,7 +325,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def table_line(n_bins: int, values: list[float]) -> tuple[float, str]:
-    """By which factor the published entry lies beyond our range, and a sentence."""
+    """Factor by which the published entry lies beyond our range, and a sentence."""
     low, high, published = min(values), max(values), PUBLISHED[n_bins]
     note = (
         f"published {published}, ours {low:.2f} to {high:.2f}, median {np.median(values):.2f}; "
@@ -353,7 +353,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--first-seed", type=int, default=300, help="default 300")
     parser.add_argument("--seeds", type=int, default=5, help="draws of each case (default 5)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2000, 5000], help="rows a law")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[2000, 5000], help="rows a distribution"
+    )
     parser.add_argument(
         "--reuse-table", type=Path, metavar="PATH", help="take the k-means table from this record"
     )
@@ -377,8 +379,8 @@ def main() -> int:
         for n_bins, init, value in later:
             table[n_bins][init].append(value)
     if args.reuse_table:
-        kept = json.loads(args.reuse_table.read_text())["kmeans_table"]
-        table = {int(m): entries for m, entries in kept.items()}
+        old = json.loads(args.reuse_table.read_text())["kmeans_table"]
+        table = {int(m): entries for m, entries in old.items()}
     rows = summary(runs)
     show(rows)
     bars = []

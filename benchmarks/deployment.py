@@ -1,15 +1,16 @@
-"""What a deployment costs and keeps: bytes on the wire, rungs of the privacy ladder, seconds.
+"""Cost of a deployment: bytes sent, disclosure levels, seconds.
 
-Bytes: a question and an answer of a LeNet round as Flower sends them (all objects of a message, as
-Flower deflates them), beside the parameters' own size. Rungs: `fedshift run deploy/fmnist-five`,
-FTW with label laws and gradients (rung 2) beside raw rows (rung 5), rows that left, the bytes of
-the ratio phase beside those of training, and one bit a number, up and down. Seconds:
-`fedshift deploy local` with three and five clients over TLS, keys to record.
+Bytes: a request and a reply of a LeNet round as Flower sends them (all objects of a message, as
+Flower compresses them), compared with the size of the parameters. Disclosure levels: `fedshift run
+deploy/fmnist-five` compares FTW with label distributions and gradients (disclosure level 2) and
+with raw rows (disclosure level 5): rows that left, bytes of the ratio phase and of training, and
+one bit per number, up and down. Seconds: `fedshift deploy local` with three and five clients over
+TLS, from keys to record.
 
     python benchmarks/deployment.py --quick                # a tenth of the rows, no deployment
     FEDSHIFT_DATA=… python benchmarks/deployment.py --json benchmarks/records/deployment.json
 
-Runs are kept in ``--keep`` and not repeated if they are there.
+Finished runs stay in the folder ``--keep`` and are not repeated.
 """
 
 from __future__ import annotations
@@ -29,20 +30,27 @@ from _common import Bar, arguments, report
 from fedshift.data.federation import ClientData
 from fedshift.data.sources import available
 from fedshift.deploy.agreement import Agreement
-from fedshift.deploy.simulate import deploy_local
+from fedshift.deploy.local_deployment import deploy_local
 from fedshift.experiments.recipe import Recipe
 from fedshift.experiments.runner import run
 from fedshift.federation.coordinator import Coordinator
+from fedshift.federation.deployment_task import DeploymentTask, RatioPhase
 from fedshift.federation.flower import to_records
-from fedshift.federation.grid import InProcess
-from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.messages import Message
 from fedshift.federation.plan import FedSGD, Sign
 from fedshift.federation.site import Site
+from fedshift.federation.transport import InProcess
 
-RUNG_5 = ("FTW-rung-5-classifier", "FTW-rung-5-neural")
-METHODS = ("ERM", "FTW-exact", "FTW-rung-2", "FTW-rung-2-multi-source", *RUNG_5, "FTW-rung-2-signs")
+LEVEL_5 = ("FTW-level-5-classifier", "FTW-level-5-neural")
+METHODS = (
+    "ERM",
+    "FTW-exact",
+    "FTW-level-2",
+    "FTW-level-2-multi-source",
+    *LEVEL_5,
+    "FTW-level-2-signs",
+)
 
 
 def on_the_wire(message: Message) -> int:
@@ -63,7 +71,7 @@ class Counting:
         self.down: list[int] = []
 
     def handle(self, message: Message) -> Message:
-        """Answer, and count."""
+        """Answer a message and count its bytes."""
         answer = self.site.handle(message)
         if message.header.phase == "train.model":
             self.down.append(on_the_wire(message))
@@ -74,13 +82,13 @@ class Counting:
 def wire(scheme: Sign | None, *, rounds: int) -> tuple[float, float]:
     """Bytes a round up and down, by the size of the parameters, for LeNet on grey images.
 
-    A few rounds are run. The first tells clients all parameters; what the last cost is taken for
+    A few rounds are run. The first sends all parameters to clients; the bytes of the last are for
     every other of the `rounds`.
     """
     rng = np.random.default_rng(0)
     rows = [rng.random((32, 1, 28, 28), dtype=np.float32) for _ in range(2)]
     data = ClientData.of("a", rows[0], np.arange(32) % 10, rows[1])
-    job = Job(
+    job = DeploymentTask(
         clients=("a",),
         shape=(1, 28, 28),
         classes=10,
@@ -97,55 +105,65 @@ def wire(scheme: Sign | None, *, rounds: int) -> tuple[float, float]:
     return up / own, down / own
 
 
-def rungs(keep: Path, methods: list[str], *, quick: bool, seeds: list[int]) -> list[dict[str, Any]]:
+def disclosure_levels(
+    keep: Path, methods: list[str], *, quick: bool, seeds: list[int]
+) -> list[dict[str, Any]]:
     """Results of the recipe."""
     recipe = Recipe.load("deploy/fmnist-five")
     if quick:
         recipe = recipe.changed(
             ["data.share=0.1", "plan.iterations=300", "train.check_every=300", 'name="quick"']
         )
-    slow = (*RUNG_5[1:], "FTW-rung-2-multi-source") if quick else ()
+    slow = (*LEVEL_5[1:], "FTW-level-2-multi-source") if quick else ()
     methods = [m for m in methods if m not in slow]
     return run(recipe, keep, methods=methods, seeds=seeds)
 
 
 def accuracy(results: list[dict[str, Any]], method: str) -> float:
     """Mean over clients and seeds."""
-    found = [
+    scores = [
         np.mean([c["accuracy"] for c in r["clients"]]) for r in results if r["method"] == method
     ]
-    return float(np.mean(found)) if found else float("nan")
+    return float(np.mean(scores)) if scores else float("nan")
 
 
-def bars_of_rungs(results: list[dict[str, Any]]) -> list[Bar]:
+def bars_of_disclosure_levels(results: list[dict[str, Any]]) -> list[Bar]:
     """Accuracy, rows and bytes."""
     n = len({r["seed"] for r in results})
-    two = accuracy(results, "FTW-rung-2")
-    five = max(a for m in RUNG_5 if np.isfinite(a := accuracy(results, m)))
-    ledgers = [Ledger.from_records(r["ledger"]) for r in results if r["method"] == "FTW-rung-2"]
+    two = accuracy(results, "FTW-level-2")
+    five = max(a for m in LEVEL_5 if np.isfinite(a := accuracy(results, m)))
+    ledgers = [Ledger.from_records(r["ledger"]) for r in results if r["method"] == "FTW-level-2"]
     phases = [ledger.by_phase() for ledger in ledgers]
     sent = [
         sum(cost.up + cost.down for phase, cost in by.items() if phase != "train.model")
         / (by["train.model"].up + by["train.model"].down)
         for by in phases
     ]
-    lost = two - accuracy(results, "FTW-rung-2-signs")
+    lost = two - accuracy(results, "FTW-level-2-signs")
     return [
-        Bar("rung 2 minus rung 5, accuracy", two - five, -0.005, ">=", f"{two:.4f}, {n} seeds"),
-        Bar("rows that left on rung 2", max(ledger.total.rows for ledger in ledgers), 0),
+        Bar(
+            "disclosure level 2 minus disclosure level 5, accuracy",
+            two - five,
+            -0.005,
+            ">=",
+            f"{two:.4f}, {n} seeds",
+        ),
+        Bar(
+            "rows that left at disclosure level 2", max(ledger.total.rows for ledger in ledgers), 0
+        ),
         Bar("bytes of the ratio phase / of training", float(max(sent)), 0.05),
         Bar("accuracy lost by one bit a number", lost, 0.01, note=f"{n} seeds"),
     ]
 
 
 def main() -> int:
-    """Measure, compare, record."""
+    """Run the benchmark and return the exit status."""
     parser = arguments(__doc__)
     parser.add_argument("--keep", type=Path, default=Path("runs"), help="folder of runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     args = parser.parse_args()
-    rounds = Recipe.load("deploy/fmnist-five").settings("FTW-rung-2-signs", 0).plan.n_rounds
+    rounds = Recipe.load("deploy/fmnist-five").settings("FTW-level-2-signs", 0).plan.n_rounds
     up, down = wire(None, rounds=rounds)
     few_up, few_down = wire(Sign(), rounds=rounds)
     bars = [
@@ -157,13 +175,13 @@ def main() -> int:
     record: dict[str, Any] = {}
     if available("fashion-mnist"):
         seeds = args.seeds[:1] if args.quick else args.seeds
-        results = rungs(args.keep, args.methods, quick=args.quick, seeds=seeds)
-        bars += bars_of_rungs(results)
-        found = {m: accuracy(results, m) for m in args.methods}
-        record["accuracy"] = {m: a for m, a in found.items() if np.isfinite(a)}
+        results = disclosure_levels(args.keep, args.methods, quick=args.quick, seeds=seeds)
+        bars += bars_of_disclosure_levels(results)
+        scores = {m: accuracy(results, m) for m in args.methods}
+        record["accuracy"] = {m: a for m, a in scores.items() if np.isfinite(a)}
         record["seeds"] = seeds
     else:
-        print("Fashion-MNIST is not here: set FEDSHIFT_DATA; rungs are not compared")
+        print("Fashion-MNIST is not here: set FEDSHIFT_DATA; disclosure levels are not compared")
     for clients, most in () if args.quick else ((3, 300.0), (5, 480.0)):
         agreement = Agreement.of(Recipe.load("smoke/flower"), clients=clients)
         with tempfile.TemporaryDirectory() as folder:

@@ -1,19 +1,18 @@
-"""Does the gate keep its promise: never worse than ERM, and most of the gain where there is one?
+"""Measure the no-harm test: is the chosen model never worse than ERM, and does it keep the gain?
 
 python benchmarks/no_harm.py --json benchmarks/records/no_harm.json
 
 Four real tables of classes inside scikit-learn (iris, wine, breast cancer, digits) and one of
 numbers (diabetes), each cut into 3 to 5 sites in 50 ways under four regimes:
 
-none        rows dealt at random
-label       classes rare in training are common in use and the other way round, odds 5 to 1, with
-            laws that differ between sites (Dirichlet)
-            (not for numbers)
-covariate   rows kept along a random direction in the span of the first three principal ones of
-            the scaled columns, by slopes that differ between sites and turn round in use
-concept     dealt at random, then p(y | x) of one site changes: most of its training labels are
-            rotated (numbers mirrored), most of its test labels are, or its test rows are moved by
-            two deviations, in turn
+none        rows split at random
+label       classes rare in training are common in deployment and the other way round, odds 5 to 1,
+            with label distributions that differ between sites (Dirichlet); not for numbers
+covariate   rows drawn along a random direction in the span of the first three principal ones of
+            the scaled columns; slopes differ between sites and change sign in deployment
+concept     rows split at random, then p(y | x) of one site changes: most of its training labels
+            are rotated (numbers mirrored), most of its test labels are, or its test rows are moved
+            by two standard deviations, in turn
 
 ERM is the first candidate of the same run of `fit_tables`: same model, folds, ridges and rounds.
 The exact-ratio figure is `fit_tables(objective="ftw", ratio="exact", gated=False)`.
@@ -27,11 +26,11 @@ Bars, stated before the measurement:
   summed over the tables' means; the share of every table is printed too;
 - test labels are never read before the end: with shuffled ones all choices and forecasts are the
   same;
-- the forecast's 95 % interval holds the accuracy of at least 90 % of the sites where p(y | x) did
-  not change.
+- the forecast's 95 % interval contains the accuracy of at least 90 % of the sites where p(y | x)
+  did not change.
 
-The rule of the gate and every constant of `fedshift.federation.explain` were chosen on seeds 100
-to 149 of these same tables and regimes. The figures are of seeds 1000 to 1049.
+The rule of the no-harm test and every constant of `fedshift.federation.shift_type` were chosen on
+seeds 100 to 149 of the same tables and regimes. The figures are of seeds 1000 to 1049.
 """
 
 from __future__ import annotations
@@ -69,22 +68,22 @@ ODDS, SLOPE, ROTATED, MOVED = 5.0, 2.0, 0.7, 2.0
 
 
 def table(name: str) -> tuple[Float64Array, np.ndarray[Any, Any], int]:
-    """Rows, labels and number of sites."""
+    """Load rows, labels and the number of sites."""
     load, sites = TABLES[name]
-    found = load()
-    y = found.target.astype(np.int64 if name in CLASSES else np.float64)
-    return found.data.astype(np.float64), y, sites
+    data = load()
+    y = data.target.astype(np.int64 if name in CLASSES else np.float64)
+    return data.data.astype(np.float64), y, sites
 
 
 def no_shift(name: str, seed: int) -> Federation:
-    """Rows dealt at random."""
+    """Split rows at random."""
     x, y, sites = table(name)
     flat = [0.0] * sites
     return CovariateTilt(train_slopes=flat, test_slopes=flat).split(x, y, seed=seed)
 
 
 def label_shift(name: str, seed: int) -> Federation:
-    """Half of the classes are rare in training, the other half in use."""
+    """Make half of the classes rare in training and the other half rare in deployment."""
     x, y, sites = table(name)
     rng = np.random.default_rng(seed)
     classes = int(y.max()) + 1
@@ -93,8 +92,8 @@ def label_shift(name: str, seed: int) -> Federation:
     for rare in (order[: classes // 2], order[classes - classes // 2 :]):
         base = np.ones(classes)
         base[rare] = 1 / ODDS
-        law = rng.dirichlet(10 * base / base.mean(), size=sites)
-        counts.append(np.maximum(1, np.rint(10 * len(y) * law)).astype(np.int64))
+        shares = rng.dirichlet(10 * base / base.mean(), size=sites)
+        counts.append(np.maximum(1, np.rint(10 * len(y) * shares)).astype(np.int64))
     half = np.zeros(len(y), dtype=bool)
     for c in range(classes):
         own = rng.permutation(np.flatnonzero(y == c))
@@ -104,7 +103,7 @@ def label_shift(name: str, seed: int) -> Federation:
 
 
 def direction(x: Float64Array, rng: np.random.Generator) -> tuple[Float64Array, Float64Array]:
-    """A random direction of the scaled columns, as coefficients and as a move of two deviations."""
+    """Draw a direction of the scaled columns: its coefficients, and a move of two deviations."""
     sd = x.std(axis=0)
     unit = np.where(sd > 0, sd, 1.0)
     axes = np.linalg.svd((x - x.mean(axis=0)) / unit, full_matrices=False)[2][:3]
@@ -113,7 +112,7 @@ def direction(x: Float64Array, rng: np.random.Generator) -> tuple[Float64Array, 
 
 
 def covariate_shift(name: str, seed: int) -> Federation:
-    """Rows kept along a direction; p(y | x) stays."""
+    """Draw rows along a direction; p(y | x) stays the same."""
     x, y, sites = table(name)
     rng = np.random.default_rng(seed)
     slope = SLOPE * rng.uniform(0.5, 1.0, size=sites)
@@ -126,7 +125,7 @@ def covariate_shift(name: str, seed: int) -> Federation:
 
 
 def concept_shift(name: str, seed: int) -> Federation:
-    """No shift but at one site, where p(y | x) changes."""
+    """Change p(y | x) at one site; the others do not shift."""
     fed = no_shift(name, seed)
     rng = np.random.default_rng(seed)
     x, y, sites = table(name)
@@ -152,7 +151,7 @@ REGIMES = {
 
 
 def shuffled(fed: Federation, seed: int) -> Federation:
-    """The same federation with test labels in another order."""
+    """Return the same federation with shuffled test labels."""
     rng = np.random.default_rng(seed)
 
     def other(c: ClientData) -> ClientData:
@@ -162,7 +161,7 @@ def shuffled(fed: Federation, seed: int) -> Federation:
 
 
 def figure(name: str, evaluation: Evaluation | None) -> float:
-    """Mean accuracy over sites; for numbers the explained share of all labels' variance."""
+    """Compute the mean accuracy over sites; for numbers the explained share of the variance."""
     assert evaluation is not None
     if name in CLASSES:
         return evaluation.mean
@@ -170,7 +169,7 @@ def figure(name: str, evaluation: Evaluation | None) -> float:
 
 
 def measure(name: str, regime: str, seed: int, *, blind: bool) -> dict[str, Any]:
-    """One split: accuracies, the choice, the forecast."""
+    """Measure one split: accuracies, the choice, the forecast."""
     fed = REGIMES[regime](name, seed)
     begin = time.process_time()
     out = fit_tables(fed, seed=seed)
@@ -184,13 +183,13 @@ def measure(name: str, regime: str, seed: int, *, blind: bool) -> dict[str, Any]
         "gated": figure(name, out.evaluation),
         "choice": out.choice,
         "seconds": spent,
-        "foreseen": [
+        "forecast": [
             [f.value, f.low, f.high, s.value]
             for f, s in zip(out.forecast.rows, out.evaluation.rows, strict=True)
         ],
     }
     if regime == "label":
-        with warnings.catch_warnings():  # exact weights of a class of one row are what they are
+        with warnings.catch_warnings():  # of exact weights of a class with one row
             warnings.simplefilter("ignore", FedshiftWarning)
             exact = fit_tables(fed, seed=seed, objective="ftw", ratio="exact", gated=False)
         row["exact"] = figure(name, exact.evaluation)
@@ -203,9 +202,9 @@ def measure(name: str, regime: str, seed: int, *, blind: bool) -> dict[str, Any]
 
 
 def summary(part: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means of one table and regime."""
+    """Compute the means of one table and regime."""
     gap = np.array([r["gated"] - r["erm"] for r in part])
-    found: dict[str, Any] = {
+    means: dict[str, Any] = {
         "erm": float(np.mean([r["erm"] for r in part])),
         "gated": float(np.mean([r["gated"] for r in part])),
         "gain": float(gap.mean()) + 0.0,
@@ -216,17 +215,17 @@ def summary(part: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds": float(np.mean([r["seconds"] for r in part])),
     }
     if "exact" in part[0]:
-        found["exact"] = float(np.mean([r["exact"] for r in part]))
-    return found
+        means["exact"] = float(np.mean([r["exact"] for r in part]))
+    return means
 
 
 def bars(rows: list[dict[str, Any]]) -> tuple[list[Bar], dict[str, Any]]:
-    """Bars and the means behind them."""
+    """Make the bars and the means behind them."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for r in rows:
         groups.setdefault(f"{r['table']} {r['regime']}", []).append(r)
     means = {key: summary(part) for key, part in groups.items()}
-    found = [
+    out = [
         Bar(
             f"harm, {key}",
             0.0 - m["gain"],
@@ -239,17 +238,17 @@ def bars(rows: list[dict[str, Any]]) -> tuple[list[Bar], dict[str, Any]]:
     possible = {name: m["exact"] - m["erm"] for name, m in label.items()}
     share = sum(m["gain"] for m in label.values()) / sum(possible.values())
     each = ", ".join(f"{n} {m['gain']:+.3f} of {possible[n]:+.3f}" for n, m in label.items())
-    found.append(Bar("share of the exact gain under label shift", share, 0.8, ">=", each))
-    told = [
-        f for r in rows if r["regime"] != "concept" and r["table"] in CLASSES for f in r["foreseen"]
+    out.append(Bar("share of the exact gain under label shift", share, 0.8, ">=", each))
+    sites = [
+        f for r in rows if r["regime"] != "concept" and r["table"] in CLASSES for f in r["forecast"]
     ]
-    held = float(np.mean([low <= truth <= high for _, low, high, truth in told]))
-    error = float(np.mean([abs(value - truth) for value, _, _, truth in told]))
-    note = f"{len(told)} sites, mean error {error:.3f}"
-    found.append(Bar("forecast intervals that hold, no concept shift", held, 0.9, ">=", note))
+    right = float(np.mean([low <= truth <= high for _, low, high, truth in sites]))
+    error = float(np.mean([abs(value - truth) for value, _, _, truth in sites]))
+    note = f"{len(sites)} sites, mean error {error:.3f}"
+    out.append(Bar("forecast intervals that hold, no concept shift", right, 0.9, ">=", note))
     blind = [r["blind"] for r in rows if "blind" in r]
-    found.append(Bar("same choices with shuffled test labels", float(np.mean(blind)), 1.0, ">="))
-    return found, {"means": means}
+    out.append(Bar("same choices with shuffled test labels", float(np.mean(blind)), 1.0, ">="))
+    return out, {"means": means}
 
 
 def main() -> int:
@@ -267,12 +266,12 @@ def main() -> int:
         for regime in REGIMES
         if regime != "label" or name in CLASSES
     ]
-    found, content = bars(rows)
+    results, content = bars(rows)
     spent = time.perf_counter() - begin
     print(f"{len(rows)} federations in {spent:.0f} s")
-    brief = [{k: v for k, v in row.items() if k != "foreseen"} for row in rows]
+    brief = [{k: v for k, v in row.items() if k != "forecast"} for row in rows]
     record = {"seeds": [args.first, args.first + count], "seconds": spent, **content, "rows": brief}
-    return report(found, record, args.json)
+    return report(results, record, args.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Density-ratio estimators of fedshift beside those of its peers.
+"""Density-ratio estimators of fedshift, compared with those of its peers.
 
 Every method of every peer and fedshift's own estimators are fitted on the same samples of tasks
-whose true ratio is known (``_tasks.py``), each peer in a virtual environment of its own, one
+whose true ratio is known (``_tasks.py``), each peer in its own virtual environment, one
 process at a time and one thread each. Bars: on every task the NMSE of ``Auto``, averaged over
 the seeds, is at most 1.25 times the lowest of all methods of all peers; the downstream accuracy
 on the digits is at least .80; ``ULSIF`` is at least 20 times faster than densratio's at 5000
@@ -10,9 +10,9 @@ rows of 10 columns.
     python benchmarks/ratio.py --quick
     python benchmarks/ratio.py --json benchmarks/records/ratio.json
 
-The full run makes the peers' environments under ``.peers/`` (several gigabytes; a peer whose
-environment cannot be made is reported by name). A method that takes longer than ``--slow``
-seconds on a task, or fails there, is measured there with the first seed only.
+The full run creates the peers' environments under ``.peers/`` (several gigabytes; a peer whose
+environment cannot be created is reported by name). A method that takes longer than ``--slow``
+seconds on a task, or fails on it, is measured on that task with the first seed only.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Worker:
         return json.loads(line) if line else None
 
     def ask(self, task: str, seed: int, method: str) -> Row:
-        """Return the figures of one fit; a worker that hangs or dies is started anew."""
+        """Return the figures of one fit; restart a worker that hangs or dies."""
         assert self._process.stdin is not None
         job = {"task": task, "seed": seed, "method": method}
         self._process.stdin.write(json.dumps(job) + "\n")
@@ -172,7 +172,7 @@ def lowest(figures: Mapping[str, Row]) -> tuple[str, float] | None:
 
 
 def judge(table: Mapping[str, Mapping[str, Row]], tasks: Iterable[Task]) -> list[Bar]:
-    """Return the bars that the measured figures allow to be judged."""
+    """Return the bars for which there are figures."""
     bars: list[Bar] = []
     for task in tasks:
         figures = table.get(task.name, {})
@@ -185,8 +185,8 @@ def judge(table: Mapping[str, Mapping[str, Row]], tasks: Iterable[Task]) -> list
             note = f"lowest of the peers {best[1]:.3g} ({best[0]})"
             bars.append(Bar(f"{task.name}: NMSE of Auto", error, task.bar, note=note))
         else:
-            held = "holds" if error <= STRETCH * best[1] else "missed"
-            note = f"{error:.3g} against {best[1]:.3g} ({best[0]}); stretch {STRETCH} {held}"
+            word = "holds" if error <= STRETCH * best[1] else "missed"
+            note = f"{error:.3g} against {best[1]:.3g} ({best[0]}); stretch {STRETCH} {word}"
             bars.append(
                 Bar(f"{task.name}: NMSE of Auto / lowest", error / best[1], BOUND, note=note)
             )
@@ -312,11 +312,11 @@ def main() -> int:
                 alone = peer == OURS and (args.quick or args.auto_only)
                 methods = ["Auto"] if alone else None
                 for row in measure(worker, tasks, seeds, rows, args.slow, methods):
-                    shown = (
+                    words = (
                         row.get("error") or f"{row['nmse']} {row['accuracy']} {row['seconds']:.2f}s"
                     )
                     where = f"{row['task']} {row['seed']}"
-                    print(f"{peer}: {row['method']}: {where}: {shown}", file=sys.stderr, flush=True)
+                    print(f"{peer}: {row['method']}: {where}: {words}", file=sys.stderr, flush=True)
                     save()
                 if clocked:
                     timed.append(worker.ask(SPEED["task"], 0, SPEED["densratio"]))

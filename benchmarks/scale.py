@@ -1,8 +1,8 @@
 """Ratios of a million rows: time and memory of `Classifier`, `Neural` and `Logistic`.
 
-Source and target have n × 64 float32 rows each; every fit runs in a process of its own, whose peak
-memory is the whole process's, the data included. Bars: the largest size stays under 4 GiB; the
-time for a row at the largest size is at most 1.5 times that at the smallest (linear in n).
+Source and target have n × 64 float32 rows each. Every fit runs in its own process; peak memory is
+that of the whole process, data included. Bars: the largest size stays under 4 GiB; the time per row
+at the largest size is at most 1.5 times that at the smallest (linear in n).
 
     python benchmarks/scale.py --quick
     python benchmarks/scale.py --json benchmarks/records/scale.json
@@ -48,7 +48,7 @@ def measure(name: str, n: int) -> dict[str, Any]:
     start = time.perf_counter()
     estimator.fit(source=source, target=target)
     fitted = time.perf_counter()
-    found = estimator.log_ratio(source)
+    log_ratio = estimator.log_ratio(source)
     done = time.perf_counter()
     truth = source.astype(np.float64).sum(axis=1) / 8 - 0.5
     return {
@@ -57,7 +57,7 @@ def measure(name: str, n: int) -> dict[str, Any]:
         "fit_seconds": fitted - start,
         "predict_seconds": done - fitted,
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "correlation": float(np.corrcoef(found, truth)[0, 1]),
+        "correlation": float(np.corrcoef(log_ratio, truth)[0, 1]),
     }
 
 

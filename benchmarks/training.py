@@ -1,4 +1,4 @@
-"""Speed of federated training beside a plain central step, and beside other simulators.
+"""Speed of federated training, compared with a plain central step and other simulators.
 
 Times are compared only within a run: contenders take turns in short blocks, and a ratio is the
 median over the blocks of (central block / own block). One thread; LeNet-5 (61,706 parameters) on
@@ -8,13 +8,13 @@ PyTorch: convolution, rectifier, pooling; NCHW; eager; batches indexed from tens
 A: 5 clients x 64 rows, one gradient each, one step of Adam, against a central step on 320 rows.
 B: 5 clients x 64 rows, 10 local steps of SGD, against 10 central steps of SGD on 320 rows.
 C: 5 of 100 clients a round, as A.
-D: a ResNet-18 half as wide, 5 clients x 16 rows, BatchNorm of each client's own, against a central
-step on 80 rows.
-Where the processor has instructions for it, both also run in bfloat16; ratios are to the central
-step in float32.
-Peers on A, each in an environment of its own under ``.peers/``: pfl-research, Flower (simulation).
+D: a ResNet-18 of half the width, 5 clients x 16 rows, each client with its own BatchNorm, against a
+central step on 80 rows.
+On processors with bfloat16 instructions, both also run in bfloat16; ratios are to the central step
+in float32.
+Peers on A, each in its own environment under ``.peers/``: pfl-research, Flower (simulation).
 Scaling: clients in the federation (8 rows each, so that 10 000 of them fit in memory) and clients
-a round.
+per round.
 
     python benchmarks/training.py --quick
     python benchmarks/training.py --json benchmarks/records/training.json
@@ -23,6 +23,11 @@ a round.
 ``--gpu`` measures milliseconds on the GPU at hand instead (bars hold for an H200): ResNet-18 with
 per-client BatchNorm, crops and flips, and 15 runs of LeNet side by side. It needs torch, numpy,
 scipy and scikit-learn only; ``PYTHONPATH=src`` is enough.
+
+``--against COMMIT`` measures this code beside another commit's instead (`_against`): rounds of A to
+D in float32, blocks of both in turn, judged by processor time. Above 1 this code is faster.
+
+    python benchmarks/training.py --against 608c509
 """
 
 from __future__ import annotations
@@ -45,6 +50,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _against import measure as measure_against
 from _common import Bar, arguments, report
 from _environments import PeerFault, interpreter
 from peers_training._host import Worker
@@ -66,6 +72,8 @@ PEERS = ("pfl", "flwr")
 #: of each workload, in float32 and in bfloat16
 BARS = {"A": (1.15, 1.8), "B": (0.92, 1.5), "C": (1.15, 1.8), "D": (1.0, 1.5)}
 HALF = "bfloat16"
+#: least speed beside another commit
+SAME = 0.97
 RESNET_WIDTH, RESNET_BATCH = 32, 16
 LOCAL_STEPS = 10
 SIZES = (10, 100, 1000, 10_000)
@@ -82,7 +90,7 @@ Times = dict[str, list[float]]
 
 
 def clocked(run: Callable[[int], Any]) -> Block:
-    """Seconds for one of so many iterations."""
+    """Seconds per iteration."""
 
     def block(iterations: int) -> tuple[float, float]:
         wall, cpu = time.perf_counter(), time.process_time()
@@ -142,7 +150,7 @@ class Central:
                 yield order[at : at + self.batch]
 
     def run(self, steps: int) -> None:
-        """Do some steps."""
+        """Run some steps."""
         for batch in itertools.islice(self._batches, steps):
             with torch.autocast("cpu", torch.bfloat16, enabled=self.amp):
                 scores = self.model(self.x[batch])
@@ -193,8 +201,8 @@ def engine_block(engine: Engine) -> Block:
     return clocked(engine.advance)
 
 
-def contest(central: Callable[[bool], Callable[[int], Any]], made: Task) -> dict[str, Block]:
-    """A central loop and ours, in float32 and, where that is an instruction, in bfloat16.
+def contest(central: Callable[[bool], Callable[[int], Any]], work: Task) -> dict[str, Block]:
+    """A central loop and ours, in float32 and, if the processor supports it, in bfloat16.
 
     Parameters
     ----------
@@ -205,9 +213,9 @@ def contest(central: Callable[[bool], Callable[[int], Any]], made: Task) -> dict
     if has_bfloat16():
         kinds[f", {HALF}"] = True
     out: dict[str, Block] = {}
-    for said, amp in kinds.items():
-        out[f"central{said}"] = clocked(central(amp))
-        out[f"fedshift{said}"] = engine_block(Fused(made, amp=amp))
+    for suffix, amp in kinds.items():
+        out[f"central{suffix}"] = clocked(central(amp))
+        out[f"fedshift{suffix}"] = engine_block(Fused(work, amp=amp))
     return out
 
 
@@ -258,7 +266,7 @@ def ratios(times: Times, base: str) -> dict[str, float]:
 
 
 def summary(times: tuple[Times, Times], base: str) -> dict[str, Any]:
-    """What the record keeps of a comparison."""
+    """Figures of a comparison for the record."""
     wall, cpu = ({n: own for n, own in t.items() if any(s == s for s in own)} for t in times)
     return {
         "ratio": ratios(wall, base),
@@ -269,13 +277,13 @@ def summary(times: tuple[Times, Times], base: str) -> dict[str, Any]:
     }
 
 
-def show(title: str, kept: Mapping[str, Any]) -> None:
+def show(title: str, figures: Mapping[str, Any]) -> None:
     """Print a comparison."""
     print(title)
-    for name, ratio in kept["ratio"].items():
-        cpu = kept["processor_ratio"].get(name)
-        shown = "" if cpu is None else f"   in processor time {cpu:.3f}"
-        print(f"  {name:28s} {kept['milliseconds'][name]:9.2f} ms   ratio {ratio:.3f}{shown}")
+    for name, ratio in figures["ratio"].items():
+        cpu = figures["processor_ratio"].get(name)
+        note = "" if cpu is None else f"   in processor time {cpu:.3f}"
+        print(f"  {name:28s} {figures['milliseconds'][name]:9.2f} ms   ratio {ratio:.3f}{note}")
     print(flush=True)
 
 
@@ -286,10 +294,10 @@ def workload_a(
     quick: bool, blocks: int, workers: Mapping[str, Worker]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Five clients, one gradient each; peers in the same run."""
-    made = task(federation(CLIENTS, ROWS), FedSGD())
+    work = task(federation(CLIENTS, ROWS), FedSGD())
     length = 5 if quick else 10
-    contenders = contest(lambda amp: Central.lenet(CLIENTS * ROWS, adam, amp=amp).run, made)
-    contenders["fedshift, client by client"] = engine_block(Reference(made))
+    contenders = contest(lambda amp: Central.lenet(CLIENTS * ROWS, adam, amp=amp).run, work)
+    contenders["fedshift, client by client"] = engine_block(Reference(work))
     faults: dict[str, str] = {}
 
     def guarded(name: str, worker: Worker) -> Block:
@@ -313,80 +321,80 @@ def workload_a(
 
 
 def workload_b(quick: bool, blocks: int) -> dict[str, Any]:
-    """Local steps: parameters of the clients' own. An iteration is a round of ten steps."""
+    """Local steps on the clients' own parameters. An iteration is a round of ten steps."""
     plan = FedAvg(local_steps=LOCAL_STEPS, local_lr=0.01)
-    made = task(federation(CLIENTS, ROWS), plan)
+    work = task(federation(CLIENTS, ROWS), plan)
 
     def central(amp: bool) -> Callable[[int], None]:
         loop = Central.lenet(CLIENTS * ROWS, sgd, amp=amp)
         return lambda rounds: loop.run(rounds * LOCAL_STEPS)
 
-    contenders = contest(central, made)
-    contenders["fedshift, client by client"] = engine_block(Reference(made))
+    contenders = contest(central, work)
+    contenders["fedshift, client by client"] = engine_block(Reference(work))
     return summary(interleave(contenders, dict.fromkeys(contenders, 1), blocks), "central")
 
 
 def workload_c(quick: bool, blocks: int, of: Federation) -> dict[str, Any]:
     """Five of a hundred clients a round."""
-    made = task(of, FedSGD(participation=CLIENTS))
+    work = task(of, FedSGD(participation=CLIENTS))
     length = 5 if quick else 10
-    contenders = contest(lambda amp: Central.lenet(len(of) * ROWS, adam, amp=amp).run, made)
-    contenders["fedshift, client by client"] = engine_block(Reference(made))
+    contenders = contest(lambda amp: Central.lenet(len(of) * ROWS, adam, amp=amp).run, work)
+    contenders["fedshift, client by client"] = engine_block(Reference(work))
     return summary(interleave(contenders, dict.fromkeys(contenders, length), blocks), "central")
 
 
 def workload_d(blocks: int) -> dict[str, Any]:
     """A network with BatchNorm."""
     of = federation(CLIENTS, 4 * RESNET_BATCH, (3, 32, 32))
-    made = Task.of(
+    work = Task.of(
         of,
         ResNet18(width=RESNET_WIDTH),
         FedSGD(batch_size=RESNET_BATCH),
         weights=weights(of),
     )
-    data = (made.x, made.y, made.weight.to(made.x))
+    data = (work.x, work.y, work.weight.to(work.x))
 
     def central(amp: bool) -> Callable[[int], None]:
         model = ResNet18(width=RESNET_WIDTH)
         return Central(data, model, adam, CLIENTS * RESNET_BATCH, amp=amp).run
 
-    contenders = contest(central, made)
+    contenders = contest(central, work)
     return summary(interleave(contenders, dict.fromkeys(contenders, 1), blocks), "central")
 
 
 def per_round(blocks: int, of: Federation) -> dict[str, Any]:
-    """Time of a round against the clients in it."""
+    """Time of a round by the number of clients in it."""
     contenders = {str(m): engine_block(Fused(task(of, FedSGD(participation=m)))) for m in PER_ROUND}
     length = {str(m): max(2, 40 // m) for m in PER_ROUND}
     times = interleave(contenders, length, blocks)
-    kept = summary(times, "5")
+    figures = summary(times, "5")
     m = np.array(PER_ROUND, dtype=float)
-    ms = np.array([kept["milliseconds"][str(k)] for k in PER_ROUND])
+    ms = np.array([figures["milliseconds"][str(k)] for k in PER_ROUND])
     slope, offset = np.polyfit(m, ms, 1, w=1 / ms)
     residual = ms - (slope * m + offset)
-    kept["fit"] = {
+    figures["fit"] = {
         "milliseconds_a_client": float(slope),
         "milliseconds_a_round": float(offset),
         "largest_relative_residual": float(np.abs(residual / ms).max()),
     }
     pairs = zip(times[0]["20"], times[0]["5"], strict=True)
-    kept["growth"] = median(twenty / five for twenty, five in pairs)
-    return kept
+    figures["growth"] = median(twenty / five for twenty, five in pairs)
+    return figures
 
 
 def sized(clients: int) -> Task:
-    """A federation of so many clients with few rows, five of them a round."""
+    """A federation of `clients` clients with few rows, five of them per round."""
     return task(federation(clients, SIZE_ROWS), FedSGD(participation=5, batch_size=SIZE_ROWS))
 
 
 def sizes_time(blocks: int, sizes: Sequence[int]) -> dict[str, Any]:
-    """Time of a round against the clients in the federation."""
+    """Time of a round by the number of clients in the federation."""
     contenders = {str(k): engine_block(Fused(sized(k))) for k in sizes}
     return summary(interleave(contenders, dict.fromkeys(contenders, 40), blocks), str(sizes[0]))
 
 
 def peak_bytes() -> int:
-    """Largest resident memory of this process since it was last forgotten."""
+    """Largest resident memory of this process since the last reset."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -395,17 +403,17 @@ def peak_bytes() -> int:
 
 def memory_child(clients: int) -> dict[str, int]:
     """Memory of this process during rounds, in bytes; data: the task's rows."""
-    held = sized(clients)
-    engine = Fused(held)
+    work = sized(clients)
+    engine = Fused(work)
     built = peak_bytes()
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak: building is not training
     engine.advance(200)
-    data = sum(t.numel() * t.element_size() for t in (held.x, held.y, held.weight))
+    data = sum(t.numel() * t.element_size() for t in (work.x, work.y, work.weight))
     return {"data": data, "peak": peak_bytes(), "building": built}
 
 
 def sizes_memory(sizes: Sequence[int]) -> dict[str, dict[str, int]]:
-    """Memory against the clients in the federation, each in a process of its own."""
+    """Memory by the number of clients in the federation, each measured in its own process."""
     out = {}
     for clients in sizes:
         command = [sys.executable, str(Path(__file__).resolve()), "--memory-of", str(clients)]
@@ -452,18 +460,20 @@ def on_cpu(args: argparse.Namespace) -> int:
     d = workload_d(blocks)
     show("D: ResNet-18, 5 clients x 16, one step", d)
     record |= {"A": a, "B": b, "C": c, "D": d, "versions": versions, "faults": faults}
-    for name, kept in (("A", a), ("B", b), ("C", c), ("D", d)):
-        for said, bar in zip(("", f", {HALF}"), BARS[name], strict=True):
-            ours = f"fedshift{said}"
-            if ours not in kept["ratio"]:  # not every processor has bfloat16
+    for name, figures in (("A", a), ("B", b), ("C", c), ("D", d)):
+        for suffix, bar in zip(("", f", {HALF}"), BARS[name], strict=True):
+            ours = f"fedshift{suffix}"
+            if ours not in figures["ratio"]:  # not every processor has bfloat16
                 continue
-            notes = [f"in processor time {kept['processor_ratio'][ours]:.3f}"]
-            if said:
-                notes.append(f"central in {HALF} {kept['ratio'][f'central{said}']:.2f}")
-            elif "fedshift, client by client" in kept["ratio"]:
-                notes.append(f"client by client {kept['ratio']['fedshift, client by client']:.2f}")
-            title = f"{name}: central step / ours" + (f" in {HALF}" if said else "")
-            bars.append(Bar(title, kept["ratio"][ours], bar, ">=", "; ".join(notes)))
+            notes = [f"in processor time {figures['processor_ratio'][ours]:.3f}"]
+            if suffix:
+                notes.append(f"central in {HALF} {figures['ratio'][f'central{suffix}']:.2f}")
+            elif "fedshift, client by client" in figures["ratio"]:
+                notes.append(
+                    f"client by client {figures['ratio']['fedshift, client by client']:.2f}"
+                )
+            title = f"{name}: central step / ours" + (f" in {HALF}" if suffix else "")
+            bars.append(Bar(title, figures["ratio"][ours], bar, ">=", "; ".join(notes)))
     if not args.quick:
         for peer in PEERS:
             theirs = NAN if peer in faults else a["ratio"].get(peer, NAN)
@@ -593,7 +603,7 @@ def on_gpu(args: argparse.Namespace) -> int:
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     repeats = 3 if args.quick else 7
-    wanted = list(VARIANTS) if args.variant == ["all"] else args.variant
+    names = list(VARIANTS) if args.variant == ["all"] else args.variant
     measured: dict[str, Any] = {}
 
     def measure(name: str, make: Callable[[], Callable[[int], Any]], iterations: int) -> None:
@@ -619,7 +629,7 @@ def on_gpu(args: argparse.Namespace) -> int:
     torch.manual_seed(0)
     resnet = Task.of(cifar, ResNet18(), plan, weights=weights(cifar), device="cuda")
     if "resnet" in args.only:
-        for name in wanted:
+        for name in names:
             options = VARIANTS[name]
             measure(f"resnet: {name}", lambda o=options: Fused(resnet, **o).advance, 100)
         if args.beside:
@@ -629,7 +639,7 @@ def on_gpu(args: argparse.Namespace) -> int:
                 title = f"resnet: central, compiled{', CUDA graph' * graph}"
                 measure(title, lambda g=graph: central_step(*tensors, graph=g), 100)
     if "lenet" in args.only:
-        for name in wanted:
+        for name in names:
             options = VARIANTS[name]
             measure(
                 f"15 lenets: {name}", lambda o=options: Runs(side_by_side(5, 3), **o).advance, 200
@@ -640,12 +650,12 @@ def on_gpu(args: argparse.Namespace) -> int:
             measure("1 lenet: client by client", lambda: Reference(first).advance, 20)
 
     def best(prefix: str) -> tuple[float, str]:
-        found = [
+        ratios = [
             (measured[f"{prefix}: {v}"].get("milliseconds", NAN), v)
-            for v in wanted
+            for v in names
             if "milliseconds" in measured.get(f"{prefix}: {v}", {})
         ]
-        return min(found) if found else (NAN, "no variant ran")
+        return min(ratios) if ratios else (NAN, "no variant ran")
 
     bars = []
     if "resnet" in args.only:
@@ -663,6 +673,24 @@ def on_gpu(args: argparse.Namespace) -> int:
     return report(bars, record, args.json)
 
 
+def against(args: argparse.Namespace) -> int:
+    """Speed beside another commit."""
+    blocks = min(args.blocks, 8) if args.quick else args.blocks
+    ratios = measure_against(args.against, blocks)
+    bars = [
+        Bar(
+            f"{name}: speed now / at {args.against}",
+            median(figures["processor"]),
+            SAME,
+            ">=",
+            f"{blocks} blocks; by the clock {median(figures['clock']):.3f}",
+        )
+        for name, figures in ratios.items()
+    ]
+    record = {"against": args.against, "quick": args.quick, "blocks": blocks, "ratios": ratios}
+    return report(bars, record, args.json)
+
+
 def main() -> int:
     """Run the benchmark and return the exit status."""
     parser = arguments(__doc__)
@@ -670,13 +698,14 @@ def main() -> int:
     add("--blocks", type=int, default=30, help="blocks of every comparison on the CPU")
     add("--peers-dir", type=Path, default=HERE.parent / ".peers", help="peers' environments")
     add("--no-peers", action="store_true", help="leave the peers out; their bars are missed")
+    add("--against", metavar="COMMIT", help="measure beside another commit's code instead")
     add("--gpu", action="store_true", help="measure on a GPU instead")
     add(
         "--variant",
         nargs="+",
         choices=[*VARIANTS, "all"],
         default=["amp,compile"],
-        help="of the fused engine on a GPU; bars are judged on the fastest asked for",
+        help="variants of the fused engine on a GPU; bars apply to the fastest of them",
     )
     add("--only", nargs="+", choices=("resnet", "lenet"), default=("resnet", "lenet"))
     add("--no-beside", dest="beside", action="store_false", help="skip loops and central steps")
@@ -686,6 +715,8 @@ def main() -> int:
         torch.set_num_threads(1)
         print(json.dumps(memory_child(args.memory_of)))
         return 0
+    if args.against:
+        return against(args)
     return on_gpu(args) if args.gpu else on_cpu(args)
 
 

@@ -1,22 +1,23 @@
-"""Are density ratios badly estimated under label shift, or are they the wrong ratios?
+"""Compare label ratios with input ratios under label shift, both nearly exact.
 
     python benchmarks/which_ratio.py --quick --data-dir DATA
     python benchmarks/which_ratio.py --data-dir DATA --json benchmarks/records/which_ratio.json
 
 Five clients of Fashion-MNIST, LeNet, 5000 iterations of FedSGD, weights in the loss, as in the
-recipe paper/fmnist-five. A training row (x, y) of client k weighs, with p_k its label law, q the
-sum of the test label laws and u(y | x) the posterior under the uniform label law,
+recipe paper/fmnist-five. Let p_k be the label distribution of client k, q the sum of the test label
+distributions and u(y | x) the posterior under uniform class shares. The weight of a training row
+(x, y) of client k is
 
   by label   r_k(y) = q(y) / p_k(y), the joint ratio under label shift;
-  by input   r_k(x) = Σ_y u(y | x) q(y) / Σ_y u(y | x) p_k(y), the ratio of the inputs' laws.
+  by input   r_k(x) = Σ_y u(y | x) q(y) / Σ_y u(y | x) p_k(y), the density ratio of the inputs.
 
-Both have the exact p_k and q. The posterior is of a classifier of all clients, cross-fitted and
-calibrated (`FederatedMLLS`), so that r_k(x) is about the best that an estimator of density ratios
-could find. It keeps p_k(y | x) as it is at the client, where nearly all that looks like its large
-class is of that class; under label shift p(y | x) changes with the label law.
+Both use the exact p_k and q. The posterior comes from a cross-fitted and calibrated classifier of
+all clients (`FederatedMLLS`), so r_k(x) is close to the best possible estimate of the density
+ratio. It leaves p_k(y | x) of the client unchanged, where nearly every row that looks like the
+large class belongs to it. Under label shift p(y | x) changes with the label distribution.
 
-Bars: by label is ahead by .1 on average (stated after seed 0, where it is by .17). Where the
-processor has bfloat16, everything is computed in it.
+Bar: by label is ahead by .1 on average (stated after seed 0, where it is ahead by .17). On
+processors with bfloat16, everything is computed in it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ from scipy import stats
 import fedshift as fs
 from fedshift.core.device import has_bfloat16
 from fedshift.errors import FedshiftWarning
-from fedshift.federation import FederatedMLLS
-from fedshift.federation.marginals import label_laws
+from fedshift.federation.marginals import FederatedMLLS, label_distributions
 
 Array = np.ndarray[Any, Any]
 
@@ -51,16 +51,16 @@ def log_ratios(
         model="lenet", plan=plan, folds=2, calibration="bcts", precision=precision, seed=seed
     )
     judge.fit(of)
-    laws = label_laws(of)
-    wanted = np.zeros(len(laws[of[0].name]))
+    distributions = label_distributions(of)
+    target = np.zeros(len(distributions[of[0].name]))
     for c in of:
         assert c.test_y is not None
-        wanted += np.bincount(c.test_y, minlength=len(wanted)) / len(c.test_y)
+        target += np.bincount(c.test_y, minlength=len(target)) / len(c.test_y)
     out: dict[str, dict[str, Array]] = {"by label": {}, "by input": {}}
     for c in of:
         chances, _ = judge.posteriors(c.name)
-        out["by label"][c.name] = np.log(wanted / laws[c.name])[c.y]
-        out["by input"][c.name] = np.log(chances @ wanted) - np.log(chances @ laws[c.name])
+        out["by label"][c.name] = np.log(target / distributions[c.name])[c.y]
+        out["by input"][c.name] = np.log(chances @ target) - np.log(chances @ distributions[c.name])
     return out
 
 
@@ -78,11 +78,11 @@ def main() -> int:
     apart: dict[str, list[float]] = {}
     for seed in seeds:
         of = images.split(fs.shift.Labels.paper("five-clients"), seed=seed)
-        found = log_ratios(of, fitting, precision, seed)
+        ratios = log_ratios(of, fitting, precision, seed)
         for c in of:
-            gap = np.abs(found["by label"][c.name] - found["by input"][c.name]).mean()
+            gap = np.abs(ratios["by label"][c.name] - ratios["by input"][c.name]).mean()
             apart.setdefault(c.name, []).append(float(gap))
-        for name, ratio in found.items():
+        for name, ratio in ratios.items():
             settings = fs.Settings(
                 ratio=ratio,
                 model="lenet",

@@ -74,7 +74,7 @@ def test_demo_is_given_folder_and_seed(tmp_path: Path, monkeypatch: pytest.Monke
 def test_demo_says_that_it_trains(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["demo", "--help"])
-    assert "trains five ways" in " ".join(capsys.readouterr().out.split())
+    assert "Trains five ways" in " ".join(capsys.readouterr().out.split())
 
 
 def test_demo_asks_for_a_place_to_write_first(
@@ -146,11 +146,17 @@ def test_what_is_wrong_is_one_line(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--seeds", "many"], "--seeds: seeds must be such as '0:5', '3' or '0,2,4'; got 'many'"),
-        (["--seeds", "5:0"], "--seeds: seeds must be spans from low to high.*got '5:0'"),
-        (["--seeds", ""], "--seeds: seeds must be such as.*got ''"),
-        (["--seeds", "0,0"], "--seeds: seeds must be one or more, each once; got '0,0'"),
-        (["--method", "ERM", "FTW", "--method", "ERM"], "--method: .* named once; got ERM again"),
+        (["--seeds", "many"], "--seeds: seeds must be text like '0:5', '3' or '0,2,4'; got 'many'"),
+        (["--seeds", "5:0"], "--seeds: seeds must be ranges from low to high.*got '5:0'"),
+        (["--seeds", ""], "--seeds: seeds must be text like.*got ''"),
+        (
+            ["--seeds", "0,0"],
+            "--seeds: there must be at least one seed, and seeds must differ; got '0,0'",
+        ),
+        (
+            ["--method", "ERM", "FTW", "--method", "ERM"],
+            "--method: methods must differ; got ERM more than once",
+        ),
     ],
 )
 def test_none_or_twice_is_wrong_usage(
@@ -205,12 +211,12 @@ def test_interrupted_is_130(
 
     monkeypatch.setattr("fedshift.experiments.runner.run_workflow", interrupt)
     assert cli.main(["run", str(recipe), "--out", str(tmp_path)]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     monkeypatch.setattr(demo, "run", interrupt)
     assert cli.main(["demo"]) == 130
 
 
-# -- rooms and studies ---------------------------------------------------------------------------
+# -- folders of recipes, studies -----------------------------------------------------------------
 
 STUDY = """
 title = "What ten images cost"
@@ -220,20 +226,21 @@ samples = 10
 
 
 @pytest.fixture
-def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A room of two recipes and a study, and another whose name begins the same."""
+def folder_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of two recipes and a study, and another whose name begins the same."""
     files = {"a/one": RECIPE, "a/study": STUDY, "a/two": RECIPE, "ab/three": RECIPE}
     for name, text in files.items():
         path = tmp_path / "recipes" / f"{name}.toml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     found = {name: tmp_path / "recipes" / f"{name}.toml" for name in files}
-    for module in ("recipe", "study"):
-        monkeypatch.setattr(f"fedshift.experiments.{module}.recipes", lambda: found)
+    monkeypatch.setattr("fedshift.experiments.recipe.recipes", lambda: found)
     return tmp_path / "recipes" / "a"
 
 
-def test_run_a_whole_room(room: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_run_a_whole_room(
+    folder_of_recipes: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     words = ["run", "a/all", "--out", str(tmp_path / "runs"), "--set", "plan.iterations=2"]
     assert cli.main([*words, "--seeds", "0"]) == 0
     printed = capsys.readouterr().out
@@ -256,9 +263,9 @@ def test_run_a_whole_room(room: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_recipe_that_fails_stops_no_other(
-    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    folder_of_recipes: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    (room / "one.toml").write_text(RECIPE.replace("[plan]", "[plann]"))
+    (folder_of_recipes / "one.toml").write_text(RECIPE.replace("[plan]", "[plann]"))
     assert cli.main(["run", "a/all", "--out", str(tmp_path / "runs")]) == 1
     out, error = capsys.readouterr()
     assert "FTW seed 0: accuracy" in out
@@ -267,19 +274,22 @@ def test_a_recipe_that_fails_stops_no_other(
     assert (tmp_path / "runs/a/two/FTW/seed-0/result.json").exists()
 
 
-def test_interrupting_a_room_ends_it(
-    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_interrupting_a_folder_ends_it(
+    folder_of_recipes: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedshift.experiments.runner.run_workflow", interrupt)
     assert cli.main(["run", "a/all", "--out", str(tmp_path / "runs")]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert not (tmp_path / "runs/a/study").exists()
 
 
-def test_a_dry_run_of_a_room(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+def test_a_dry_run_of_a_folder(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     assert cli.main(["run", "smoke/all", "--dry-run", "--out", str(tmp_path / "runs")]) == 0
     printed = capsys.readouterr().out
     for name in ("smoke/digits:", "smoke/digits-fedavg:", "smoke/gaussian:"):
@@ -291,7 +301,7 @@ def test_a_dry_run_of_a_room(capsys: pytest.CaptureFixture, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["smok/all", "all", "smoke/", "/all"])
-def test_there_is_no_such_room(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_there_is_no_such_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["run", name, "--out", str(tmp_path)]) == 1
     assert f"got {name!r}" in capsys.readouterr().err
 
@@ -387,7 +397,7 @@ def test_list(capsys: pytest.CaptureFixture) -> None:
 def test_doctor_is_well(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["doctor", "--out", str(tmp_path / "new")]) == 0
     printed = capsys.readouterr().out
-    for name in ("python", "torch", "extra tensorboard", "data digits", "data cifar10"):
+    for name in ("python", "torch", "extra tables", "data digits", "data cifar10"):
         assert name in printed
     assert "log ratio has slope" in printed
     assert "fused and reference engines differ by" in printed

@@ -39,7 +39,7 @@ def test_the_default_is_told_with_its_reason(folder: Path) -> None:
     choice = json.loads((folder / "demo.json").read_text())["choice"]
     assert choice["method"] == "FTW estimated, label shift"
     said = " ".join((folder / "said.txt").read_text().split())
-    assert f"the default takes {choice['reason']}" in said
+    assert f"federated-auto chose {choice['reason']}" in said
 
 
 def test_no_row_leaves_a_client(folder: Path) -> None:

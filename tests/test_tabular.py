@@ -19,7 +19,7 @@ import fedshift as fs
 from fedshift.data import GaussianShift
 from fedshift.demo import digits_federation
 from fedshift.errors import InputError
-from fedshift.learn.gate import Rule
+from fedshift.learn.gate import GateRule
 from fedshift.tabular import TabularOutcome, fit_tables
 
 MEANS = np.array([[0.0, 0.0, 0.0], [1.5, 0.0, 0.0], [0.0, 1.5, 0.0]])
@@ -33,7 +33,7 @@ def sites(
     rows: int = 150,
     count: int = 3,
 ) -> fs.Federation:
-    """Overlapping Gaussian classes, with label laws of training and use."""
+    """Overlapping Gaussian classes, with label distributions of training and use."""
     rng = np.random.default_rng(seed)
     made = {}
     for k in range(count):
@@ -118,11 +118,15 @@ class TestChoice:
         fed = sites()
         found = fit_tables(fed, objective=objective)
         assert found.choice == "label"
-        laws = found.marginals
-        assert laws is not None
-        every = np.sum(list(laws.test.values()), axis=0)
-        top = {"ftw": every, "fitw": laws.test["site 0"], "focus:site 1": laws.test["site 1"]}
-        expected = (top[objective] / laws.train["site 0"])[fed[0].y]
+        distributions = found.marginals
+        assert distributions is not None
+        every = np.sum(list(distributions.test.values()), axis=0)
+        top = {
+            "ftw": every,
+            "fitw": distributions.test["site 0"],
+            "focus:site 1": distributions.test["site 1"],
+        }
+        expected = (top[objective] / distributions.train["site 0"])[fed[0].y]
         np.testing.assert_allclose(found.sample_weights()["site 0"], expected, rtol=1e-9)
 
     def test_a_shift_of_inputs_that_a_line_cannot_follow(self) -> None:
@@ -283,6 +287,20 @@ class TestEdges:
         found = fit_tables(fs.Federation.of(made))
         assert found.model(torch.as_tensor(x)).detach().numpy() == pytest.approx(2.0, abs=1e-6)
 
+    @pytest.mark.parametrize("exponent", [-560, 990])
+    def test_tiny_and_huge_numbers_count_as_others_do(self, exponent: int) -> None:
+        fed = sites(count=2, rows=60)
+        unit = 2.0**exponent
+        other = fs.Federation(
+            tuple(replace(c, x=c.x * unit, test_x=c.test_x * unit) for c in fed.clients)
+        )
+        found, same = fit_tables(fed), fit_tables(other)
+        assert found.choice == same.choice
+        for name, weights in found.sample_weights().items():
+            np.testing.assert_array_equal(weights, same.sample_weights()[name])
+        expected = found.model(torch.as_tensor(fed[0].test_x))
+        torch.testing.assert_close(same.model(torch.as_tensor(other[0].test_x)), expected)
+
     @settings(max_examples=40, deadline=None)
     @given(st.integers(0, 10**6))
     def test_whatever_the_sites_it_ends_in_a_result_or_a_clear_error(self, seed: int) -> None:
@@ -313,7 +331,7 @@ class TestEdges:
         fed = sites(rows=60)
         a = replace(fed[0], test_x=fed[0].test_x + 50.0)
         found = fit_tables(replace(fed, clients=(a, *fed.clients[1:])))
-        assert not found.forecast["site 0"].told
+        assert not found.forecast["site 0"].reliable
         assert "look like no training row" in found.forecast.status
 
     def test_many_rows_in_time(self) -> None:
@@ -359,11 +377,11 @@ def test_bad_federations_are_named() -> None:
 
 
 def test_it_speaks_is_json_and_writes_weights(shifted: TabularOutcome, tmp_path: Path) -> None:
-    assert repr(shifted).startswith("TabularOutcome(took label: it changes the risk")
+    assert repr(shifted).startswith("TabularOutcome(took label: it changes the held-out risk")
     record = json.loads(json.dumps(shifted.to_dict()))
     assert record["choice"] == "label"
     assert record["candidates"]["label"]["ess"].keys() == {"site 0", "site 1", "site 2"}
-    assert repr(shifted.chosen).startswith("Candidate(label: Fit(linear")
+    assert repr(shifted.chosen).startswith("ModelCandidate(label: CrossFittedModel(linear")
     paths = shifted.write_weights(tmp_path, rows={c.name: range(150) for c in sites()})
     table = parquet.read_table(paths["site 1"])
     np.testing.assert_array_equal(
@@ -372,4 +390,4 @@ def test_it_speaks_is_json_and_writes_weights(shifted: TabularOutcome, tmp_path:
 
 
 def test_a_strict_rule_keeps_erm() -> None:
-    assert fit_tables(sites(), rule=Rule(gain=50.0)).choice == "erm"
+    assert fit_tables(sites(), rule=GateRule(gain=50.0)).choice == "erm"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ import fedshift as fs
 from fedshift.data import ClientData, GaussianShift
 from fedshift.errors import (
     CheckpointError,
-    FedshiftWarning,
     InputError,
     TrainingDiverged,
 )
-from fedshift.federation.weigh import weigh
+from fedshift.federation.client_weights import compute_weights, estimate_log_ratios
 from fedshift.training import hold_out, make_task, validate
-from fedshift.workflow import Outcome, run
+from fedshift.workflow import run
 
 PLAN = fs.FedSGD(iterations=60, lr=0.05, batch_size=16)
 
@@ -87,8 +85,9 @@ class TestTraining:
 
     def test_weights_go_with_their_rows_and_clients_draw_alone(self) -> None:
         fed = federation()
-        found = weigh(fed, "exact")
-        assert found is not None
+        ratios = estimate_log_ratios(fed, "exact")
+        assert ratios is not None
+        found = compute_weights(fed, ratios, "ftw")
         kept, held = hold_out(fed, found, settings(validation=0.25))
         assert held is not None
         for part, values in (kept, held):
@@ -113,7 +112,7 @@ class TestTraining:
 
     def test_too_few_rows_to_hold_out(self) -> None:
         c = ClientData("ward", np.zeros((2, 1)), np.array([0, 1]), np.zeros((1, 1)))
-        with pytest.raises(InputError, match="client 'ward' has 2 rows, too few to keep 2 out"):
+        with pytest.raises(InputError, match="client 'ward' has 2 rows, too few to hold 2 out"):
             hold_out(fs.Federation((c,)), None, settings(validation=0.9))
 
     @pytest.mark.parametrize("ratio", ["multi-source", "federated-mlls"])
@@ -247,7 +246,7 @@ class TestTraining:
 
     def test_models_that_do_not_fit_are_named(self) -> None:
         for model, said in (
-            (torch.nn.Linear(2, 5), "2 scores a row"),
+            (torch.nn.Linear(2, 5), "2 scores per row"),
             (torch.nn.Linear(3, 2), r"rows of shape \(2,\)"),
         ):
             with pytest.raises(InputError, match=said):
@@ -256,7 +255,7 @@ class TestTraining:
     def test_test_labels_nobody_can_teach_stop_the_run_at_once(self) -> None:
         fed = federation()
         strange = replace(fed[0], test_y=np.full(len(fed[0].test_x), 7))
-        with pytest.raises(InputError, match="no client can teach it"):
+        with pytest.raises(InputError, match="which no client trains on"):
             run(fs.Federation((strange,)), settings(objective="erm"))
 
     @pytest.mark.parametrize(
@@ -269,25 +268,13 @@ class TestTraining:
             ({"seed": None}, "seed must be a whole number"),
             ({"plan": "fedsgd"}, "plan must be a Plan"),
             ({"weighting": 20.0}, "weighting must be a Weighting"),
-            ({"flattenings": 0.5, "validation": 0.1}, r"exponents in \[0, 1\].*got 0.5"),
-            ({"flattenings": (1.5,), "validation": 0.1}, r"exponents in \[0, 1\].*got \(1.5,\)"),
-            ({"flattenings": (np.nan,), "validation": 0.1}, r"exponents in \[0, 1\]"),
-            ({"flattenings": (True,), "validation": 0.1}, r"exponents in \[0, 1\]"),
-            ({"flattenings": ("1",), "validation": 0.1}, r"exponents in \[0, 1\]"),
-            ({"flattenings": (1, 1.0), "validation": 0.1}, r"each once.*got \(1, 1.0\)"),
-            ({"flattenings": (1.0, 0.5)}, "got validation 0; set it"),
             (
-                {"flattenings": (1.0,), "validation": 0.1, "plan": fs.FedSGD(iterations=0)},
-                "the plan has no rounds",
+                {"loss": "squared", "plan": fs.FedSGD(tail=1.0)},
+                "tail=1.0 needs loss='cross-entropy'",
             ),
-            ({"loss": "squared", "plan": fs.FedSGD(tail=1.0)}, "tail=1.0 bends the cross entropy"),
             (
                 {"loss": "squared", "plan": fs.FedAvg(importance="logits")},
-                "importance='logits' moves the scores of classes",
-            ),
-            (
-                {"flattenings": (1.0,), "validation": 0.1, "weighting": fs.Weighting(flatten=0.5)},
-                "must be 1; got 0.5; leave one of them out",
+                "importance='logits' needs classes",
             ),
             ({"model": None}, "model must be a name"),
             ({"ratio": None}, "ratio must be given"),
@@ -341,77 +328,47 @@ class TestTraining:
         state = task.begin()
         state.tensors["params"][0] = np.inf
         assert held is not None
-        with pytest.raises(TrainingDiverged, match="held-out rows are not finite"):
+        with pytest.raises(TrainingDiverged, match="are not finite"):
             validate(task, state, held, asked)
 
     def test_a_plan_that_names_nobody_is_refused_before_ratios_are_estimated(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fedshift.workflow.estimate", None)  # not called
+        monkeypatch.setattr("fedshift.workflow.estimate_log_ratios", None)  # not called
         plan = fs.FedSGD(participation=("nobody",))
-        with pytest.raises(InputError, match="the plan names a client"):
+        with pytest.raises(InputError, match="a client in the plan must be"):
             run(federation(2), settings(plan=plan))
 
 
-class Stop(Exception):
-    pass
+class TestFlatWeights:
+    """Held-out rows are judged by whole ratios, whatever the rows of training weigh."""
 
-
-class TestFlattenings:
-    """The exponent of the ratios chosen on importance-weighted validation rows."""
-
-    TRIED = (0.5, 1.0, 0.75)
-
-    def settings(self, **changes: Any) -> fs.Settings:
-        given = {"validation": 0.2, "flattenings": self.TRIED, "check_every": 20, **changes}
-        return settings(**given)
-
-    def by_hand(self, out: Outcome, fed: fs.Federation, chosen: fs.Settings) -> float:
-        """Validation loss of a run, by ratios that are not flattened."""
-        way = replace(chosen.weighting, flatten=1.0, min_ess=None)
-        goal = weigh(fed, chosen.ratio, objective=chosen.objective, weighting=way)
+    @pytest.mark.parametrize(
+        "weighting",
+        [
+            fs.Weighting(flatten=0.5),
+            fs.Weighting(flatten=0.5, clip=2.0, normalise="mean one"),
+            fs.Weighting(winsorise=0.9, min_ess=0.8),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore::fedshift.errors.ClippedWeights")
+    def test_the_validation_loss_is_of_whole_ratios(self, weighting: fs.Weighting) -> None:
+        fed = federation()
+        chosen = settings(ratio="logistic", validation=0.2, weighting=weighting)
+        out = run(fed, chosen)
+        way = replace(weighting, flatten=1.0, min_ess=None)
+        ratios = estimate_log_ratios(fed, chosen.ratio, objective=chosen.objective)
+        assert ratios is not None
+        goal = compute_weights(fed, ratios, chosen.objective, way)
         _, held = hold_out(fed, goal, chosen)
         assert held is not None
-        return validate(out.task, out.state, held, chosen).loss
+        loss = validate(out.task, out.state, held, chosen).loss
+        assert out.history[-1]["validation_loss"] == loss
+        _, flat = hold_out(fed, out.weights, chosen)
+        assert flat is not None
+        assert loss != validate(out.task, out.state, flat, chosen).loss
 
-    def regression(self, **changes: Any) -> fs.Settings:
-        plan = fs.FedSGD(iterations=150, lr=0.05, batch_size=256)
-        tried = (0.0, 0.5, 1.0)
-        return self.settings(
-            loss="squared", objective="fitw", plan=plan, flattenings=tried, **changes
-        )
-
-    def test_many_rows_and_exact_ratios_keep_the_ratio(self) -> None:
-        x = np.random.default_rng(0).uniform(-1, 1, (4000, 1))
-        c = ClientData("a", x, x[:, 0] ** 2, np.zeros((1, 1)))  # no line fits it everywhere
-        tilt = 3 * x[:, 0] - np.log(np.sinh(3) / 3)  # of a target law ∝ exp 3x
-        out = run(fs.Federation((c,)), self.regression(ratio={"a": tilt}))
-        losses = [t["validation_loss"] for t in out.tried]
-        assert [t["flatten"] for t in out.tried] == [1.0, 0.5, 0.0]
-        assert losses == sorted(losses)
-        assert losses[0] < 0.9 * losses[1] < 0.9 * losses[2]
-        assert out.history[0]["flatten"] == 1.0
-        assert "exponent 1.0 had the lowest validation loss" in out.stopped
-
-    def test_ratios_that_mislead_training_are_flattened_away(self) -> None:
-        n = 400
-        x = np.random.default_rng(0).uniform(-1, 1, (n, 1))
-        rows = fs.Federation((ClientData("a", x, np.arange(n) * 1.0, np.zeros((1, 1))),))
-        kept, _ = hold_out(rows, None, self.regression())  # which rows: whatever their values
-        heavy = kept[0][0].y.astype(int)[:20]
-        y, log_ratio = x[:, 0].copy(), np.zeros(n)
-        y[heavy] *= -1  # what weighs much is wrong, and none of it is held out
-        log_ratio[heavy] = 6.0
-        fed = fs.Federation((ClientData("a", x, y, np.zeros((1, 1))),))
-        out = run(fed, self.regression(ratio={"a": log_ratio}))
-        losses = [t["validation_loss"] for t in out.tried]
-        assert losses == sorted(losses, reverse=True)
-        assert losses[-1] < 0.1 * losses[0]
-        assert out.history[0]["flatten"] == 0.0
-        assert out.weights is not None
-        np.testing.assert_array_equal(out.weights["a"].values, 1.0)
-
-    def test_flat_weights_are_judged_by_whole_ratios_without_a_fuss(self) -> None:
+    def test_they_are_judged_without_a_fuss(self) -> None:
         fed = federation(1)
         steep = {c.name: np.linspace(0, 720, len(c.x)) for c in fed}  # whose ratio overflows
         flat = settings(ratio=steep, validation=0.2, weighting=fs.Weighting(flatten=0.002))
@@ -425,147 +382,17 @@ class TestFlattenings:
         with pytest.raises(CheckpointError, match="validation weights"):
             run(fed, replace(flat, objective=f"focus:{fed[0].name}"), folder=tmp_path)
 
-    @pytest.mark.parametrize(
-        "weighting",
-        [
-            fs.Weighting(),
-            fs.Weighting(clip=2.0, normalise="mean one"),
-            fs.Weighting(winsorise=0.9, min_ess=0.8),
-        ],
-    )
-    @pytest.mark.filterwarnings("ignore::fedshift.errors.ClippedWeights")
-    def test_it_is_the_best_of_runs_made_one_by_one(self, weighting: fs.Weighting) -> None:
-        fed = federation()
-        chosen = self.settings(ratio="logistic", weighting=weighting)
-        out = run(fed, chosen)
-        alone = {
-            a: run(fed, replace(chosen, flattenings=(), weighting=replace(weighting, flatten=a)))
-            for a in self.TRIED
-        }
-        losses = {a: self.by_hand(one, fed, chosen) for a, one in alone.items()}
-        assert {t["flatten"]: t["validation_loss"] for t in out.tried} == losses
-        assert {a: one.history[-1]["validation_loss"] for a, one in alone.items()} == losses
-        best = min(sorted(losses, reverse=True), key=losses.__getitem__)
-        assert {line["flatten"] for line in out.history} == {best}
-        assert f"exponent {best} had the lowest" in out.stopped
-        for a, loss in losses.items():
-            assert f"{loss:.6g} with {a}" in out.stopped
-        for name, t in alone[best].state.tensors.items():
-            assert torch.equal(t, out.state.tensors[name])
-        one = alone[best]
-        assert out.weights is not None
-        assert one.weights is not None
-        for name, w in one.weights.items():
-            np.testing.assert_array_equal(out.weights[name].values, w.values)
-            assert out.weights[name].changes == w.changes
-        assert one.evaluation is not None
-        assert out.evaluation is not None
-        assert out.evaluation.mean == one.evaluation.mean
-        # rows are shared for one estimate, parameters travel for every exponent
-        many, once = out.ledger.by_phase(), one.ledger.by_phase()
-        assert many["query.share"] == once["query.share"]
-        assert many["train.model"].up == 3 * once["train.model"].up > 0
 
-    def test_patience_and_the_best_state_act_within_each_exponent(self) -> None:
-        fed = federation()
-        wild = replace(PLAN, iterations=120, lr=0.5, optimizer="sgd")
-        chosen = self.settings(plan=wild, patience=2, choose="best", check_every=5)
-        out = run(fed, chosen)
-        alone = [run(fed, replace(chosen, flattenings=(a,))) for a in (1.0, 0.75, 0.5)]
-        for told, one in zip(out.tried, alone, strict=True):
-            losses = [line["validation_loss"] for line in one.history]
-            assert told["validation_loss"] == min(losses) == self.by_hand(one, fed, chosen)
-            assert told["round"] == one.state.round == one.history[np.argmin(losses)]["round"]
-        best = alone[int(np.argmin([t["validation_loss"] for t in out.tried]))]
-        assert [{**line, "seconds": 0} for line in out.history] == [
-            {**line, "seconds": 0} for line in best.history
-        ]
-        assert out.stopped.startswith(best.stopped.partition("; exponent")[0])
-        assert sum(one.ledger.total.up for one in alone) == out.ledger.total.up
-
-    def test_of_equal_losses_the_larger_exponent_is_kept(self) -> None:
-        fed = federation()
-        flat = {c.name: np.zeros(len(c.x)) for c in fed}
-        out = run(fed, self.settings(objective="fitw", ratio=flat, flattenings=(0.0, 0.5, 0.9)))
-        assert len({t["validation_loss"] for t in out.tried}) == 1
-        assert out.history[0]["flatten"] == 0.9
-
-    def test_erm_is_trained_once(self) -> None:
-        told: list[dict[str, Any]] = []
-        out = run(federation(), self.settings(objective="erm"), watch=told.append)
-        assert [t["phase"] for t in told].count("train") == 1
-        assert out.tried == []
-        assert "flatten" not in out.history[0]
-        assert "exponent" not in out.stopped
-
-    @pytest.mark.parametrize(("flatten", "after"), [(1.0, 20), (0.75, 20), (0.75, 60), (0.5, 40)])
-    def test_stopped_anywhere_it_goes_on_to_the_same_result(
-        self, flatten: float, after: int, tmp_path: Path
-    ) -> None:
-        fed, chosen = federation(), self.settings(choose="best")
-        whole = run(fed, chosen)
-
-        def stop(said: dict[str, Any]) -> None:
-            if said["phase"] == "check" and (said["flatten"], said["round"]) == (flatten, after):
-                raise Stop
-
-        with pytest.raises(Stop):
-            run(fed, chosen, folder=tmp_path, watch=stop)
-        told: list[dict[str, Any]] = []
-        rest = run(fed, chosen, folder=tmp_path, watch=told.append)
-        first = next(t for t in told if t["phase"] == "check")
-        assert (first["flatten"], first["round"]) == (flatten, after)
-        folders = sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
-        assert folders == ["flatten-0.5", "flatten-0.75", "flatten-1.0"]
-        assert rest.ledger == whole.ledger
-        assert rest.stopped == whole.stopped
-        for name, t in whole.state.tensors.items():
-            assert torch.equal(t, rest.state.tensors[name])
-        for ours, theirs in ((rest.history, whole.history), (rest.tried, whole.tried)):
-            assert [{**x, "seconds": 0} for x in ours] == [{**x, "seconds": 0} for x in theirs]
-
-    def test_checkpoints_judged_by_other_ratios_are_refused(self, tmp_path: Path) -> None:
-        fed = federation()
-        chosen = self.settings(objective="fitw", flattenings=(0.0,))  # trains with ones
-        run(fed, chosen, folder=tmp_path)
-        given = {c.name: np.zeros(len(c.x)) for c in fed}
-        with pytest.raises(CheckpointError, match="validation weights"):
-            run(fed, replace(chosen, ratio=given), folder=tmp_path)
-
-    def test_test_labels_choose_nothing(self) -> None:
-        fed = federation()
-        rng = np.random.default_rng(0)
-        shuffled = replace(
-            fed, clients=tuple(replace(c, test_y=rng.permutation(c.test_y)) for c in fed)
-        )
-        chosen = self.settings(ratio="logistic", watch_test=True, choose="best")
-        a, b = run(fed, chosen), run(shuffled, chosen)
-        assert a.evaluation is not None
-        assert b.evaluation is not None
-        assert a.evaluation.mean != b.evaluation.mean
-        assert a.stopped == b.stopped
-        for name, t in a.state.tensors.items():
-            assert torch.equal(t, b.state.tensors[name])
-
-    def test_exponents_are_numbers_in_any_order(self) -> None:
-        assert self.settings(flattenings=[1, 0]).flattenings == (1.0, 0.0)
-        assert settings().flattenings == ()
-        a, b = (run(federation(), self.settings(flattenings=t)) for t in ((1, 0.5), (0.5, 1.0)))
-        assert a.stopped == b.stopped
-        assert torch.equal(a.state.tensors["params"], b.state.tensors["params"])
-
-    def test_an_exponent_that_diverges_is_passed_over(self) -> None:
-        fed = federation(2)
-        rng = np.random.default_rng(0)
-        steep = {c.name: 90 * rng.random(len(c.x)) for c in fed}  # ratios up to e^90
-        plan = fs.FedSGD(iterations=20, optimizer="sgd", lr=0.05, batch_size=16)
-        asked = self.settings(ratio=steep, plan=plan, flattenings=(1.0, 0.0), check_every=5)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FedshiftWarning)
-            out = run(fed, asked)
-            assert [t["flatten"] for t in out.tried] == [1.0, 0.0]
-            assert "the loss became inf" in out.tried[0]["diverged"]
-            assert "1.0 diverged" in out.stopped
-            assert out.history[0]["flatten"] == 0.0
-            with pytest.raises(TrainingDiverged, match="with every exponent"):
-                run(fed, replace(asked, flattenings=(1.0, 0.99)))
+def test_runs_share_log_ratios_as_if_each_were_alone() -> None:
+    fed, shared = federation(2), dict[str, Any]()
+    first = settings(ratio="logistic")
+    alone = run(fed, first)
+    runs = [run(fed, first, shared=shared)]
+    runs += [run(fed, replace(first, weighting=fs.Weighting(flatten=0.5)), shared=shared)]
+    (ratios,) = shared.values()
+    assert [r.ledger.by_phase() for r in runs] == [alone.ledger.by_phase()] * 2
+    assert all(r.seconds > ratios.seconds for r in runs)
+    for name, w in runs[0].weights.items():
+        np.testing.assert_array_equal(w.values, alone.weights[name].values)
+    run(fed, replace(first, seed=1), shared=shared)
+    assert len(shared) == 2  # another seed, other ratios

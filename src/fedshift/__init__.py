@@ -1,121 +1,67 @@
-"""fedshift: federated learning when training data does not look like the data met in use.
+"""fedshift: federated learning when training data does not look like the deployment data.
 
-Measure the shift, estimate how much each training row should count, train with these weights,
-and show for each site whether it helped.
+Measure the shift, estimate a weight for each training row, train with these weights, and show for
+each site whether they help.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as typing's, which takes longer to import than all else here
 if TYPE_CHECKING:
-    from fedshift import (
-        core,
-        data,
-        diagnose,
-        errors,
-        federation,
-        learn,
-        ratio,
-        sites,
-        tabular,
-        theory,
+    from fedshift import data as data
+    from fedshift import diagnose as diagnose
+    from fedshift import errors as errors
+    from fedshift import privacy as privacy
+    from fedshift import ratio as ratio
+    from fedshift import theory as theory
+    from fedshift.core.weights import Weighting as Weighting
+    from fedshift.core.weights import Weights as Weights
+    from fedshift.core.weights import effective_sample_size as effective_sample_size
+    from fedshift.data import shift as shift
+    from fedshift.data.federation import ClientData as ClientData
+    from fedshift.data.federation import Federation as Federation
+    from fedshift.data.tables import Sites as Sites
+    from fedshift.estimators import FederatedClassifier as FederatedClassifier
+    from fedshift.estimators import FederatedRegressor as FederatedRegressor
+    from fedshift.federation.marginals import FederatedMLLS as FederatedMLLS
+    from fedshift.federation.plan import QSGD as QSGD
+    from fedshift.federation.plan import FedAvg as FedAvg
+    from fedshift.federation.plan import FedSGD as FedSGD
+    from fedshift.federation.plan import Optimizer as Optimizer
+    from fedshift.federation.plan import Sign as Sign
+    from fedshift.federation.plan import TopK as TopK
+    from fedshift.federation.ratio_selection import FederatedAuto as FederatedAuto
+    from fedshift.learn import models as models
+    from fedshift.ratio.multi_source import MultiSource as MultiSource
+    from fedshift.ratio.reweight import Reweighter as Reweighter
+    from fedshift.settings import Settings as Settings
+    from fedshift.sites.flow import train as train
+    from fedshift.sites.store import load as load
+    from fedshift.tabular import fit_tables as fit_tables
+    from fedshift.workflow import run as run
+else:
+    from fedshift.core.lazy import attach
+
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "core.weights": ("Weighting", "Weights", "effective_sample_size"),
+            "data.federation": ("ClientData", "Federation"),
+            "data.tables": ("Sites",),
+            "estimators": ("FederatedClassifier", "FederatedRegressor"),
+            "federation.ratio_selection": ("FederatedAuto",),
+            "federation.marginals": ("FederatedMLLS",),
+            "federation.plan": ("QSGD", "FedAvg", "FedSGD", "Optimizer", "Sign", "TopK"),
+            "ratio.multi_source": ("MultiSource",),
+            "ratio.reweight": ("Reweighter",),
+            "settings": ("Settings",),
+            "sites.flow": ("train",),
+            "sites.store": ("load",),
+            "tabular": ("fit_tables",),
+            "workflow": ("run",),
+        },
+        modules=(
+            *("data", "data.shift", "diagnose", "errors", "learn.models", "privacy", "ratio"),
+            "theory",
+        ),
     )
-    from fedshift.core.weights import Weighting, Weights, effective_sample_size
-    from fedshift.data import shift, tables
-    from fedshift.data.federation import ClientData, Federation
-    from fedshift.data.tables import Sites
-    from fedshift.estimators import FederatedClassifier, FederatedRegressor
-    from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Sign, TopK
-    from fedshift.learn import models
-    from fedshift.ratio.reweight import Reweighter
-    from fedshift.settings import Settings
-    from fedshift.tabular import fit_tables
-    from fedshift.workflow import run
 
 __version__ = "0.1.0"
-
-#: names of the one door and where they live; loaded on first use
-_HOME = {
-    "ClientData": "fedshift.data.federation",
-    "FedAvg": "fedshift.federation.plan",
-    "FedSGD": "fedshift.federation.plan",
-    "FederatedClassifier": "fedshift.estimators",
-    "FederatedRegressor": "fedshift.estimators",
-    "Federation": "fedshift.data.federation",
-    "Optimizer": "fedshift.federation.plan",
-    "QSGD": "fedshift.federation.plan",
-    "Reweighter": "fedshift.ratio.reweight",
-    "Settings": "fedshift.settings",
-    "Sign": "fedshift.federation.plan",
-    "Sites": "fedshift.data.tables",
-    "TopK": "fedshift.federation.plan",
-    "Weighting": "fedshift.core.weights",
-    "Weights": "fedshift.core.weights",
-    "effective_sample_size": "fedshift.core.weights",
-    "fit_tables": "fedshift.tabular",
-    "run": "fedshift.workflow",
-}
-_ROOMS = {
-    "core": "fedshift.core",
-    "data": "fedshift.data",
-    "diagnose": "fedshift.diagnose",
-    "errors": "fedshift.errors",
-    "federation": "fedshift.federation",
-    "learn": "fedshift.learn",
-    "models": "fedshift.learn.models",
-    "ratio": "fedshift.ratio",
-    "shift": "fedshift.data.shift",
-    "sites": "fedshift.sites",
-    "tables": "fedshift.data.tables",
-    "tabular": "fedshift.tabular",
-    "theory": "fedshift.theory",
-}
-
-__all__ = [
-    "QSGD",
-    "ClientData",
-    "FedAvg",
-    "FedSGD",
-    "FederatedClassifier",
-    "FederatedRegressor",
-    "Federation",
-    "Optimizer",
-    "Reweighter",
-    "Settings",
-    "Sign",
-    "Sites",
-    "TopK",
-    "Weighting",
-    "Weights",
-    "__version__",
-    "core",
-    "data",
-    "diagnose",
-    "effective_sample_size",
-    "errors",
-    "federation",
-    "fit_tables",
-    "learn",
-    "models",
-    "ratio",
-    "run",
-    "shift",
-    "sites",
-    "tables",
-    "tabular",
-    "theory",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(_ROOMS[name])
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'fedshift' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__

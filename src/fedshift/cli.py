@@ -10,20 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift import __version__
-from fedshift.deploy.command import add as add_deploy
+from fedshift.deploy.cli import add as add_deploy
 from fedshift.errors import FedshiftError, InputError
 
 if TYPE_CHECKING:
+    from fedshift.report.comparison import Sheet
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # has no public name
 
-# what the commands need is imported in them, so that --help and a mistyped option answer at once
+# commands import their modules themselves, so --help and a mistyped option respond at once
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's grammar."""
+    """The parser of the command line."""
     top = argparse.ArgumentParser(
         prog="fedshift",
-        description="Federated learning when training data does not look like the data met in use.",
+        description="Federated learning when training data does not look like the deployment data.",
     )
     top.add_argument("--version", action="version", version=f"fedshift {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -43,21 +45,21 @@ def parser() -> argparse.ArgumentParser:
 def _add_diagnose(commands: Commands) -> None:
     sub = commands.add_parser(
         "diagnose",
-        help="site files: what shifted, which kind, which columns, will weighting help",
-        description="Reads a folder of site files (a folder or a file for each site, or one file "
-        "with a site column; CSV or Parquet) and compares every site's training rows with its "
-        "deployment rows and with the other sites. Trains nothing.",
+        help="compare training and deployment rows of site files; print what shifted and how much",
+        description="Read site files (CSV or Parquet: a folder or file for each site, or one file "
+        "with a site column). Compare the training rows of each site with its deployment rows and "
+        "with other sites. Train nothing.",
     )
     _add_sites(sub)
     sub.add_argument(
         "--since",
         type=Path,
         metavar="RUN",
-        help="instead, compare new deployment rows in SITES with those a run of 'fedshift train' "
-        "(or a folder of site files) had, and say whether to estimate weights anew",
+        help="compare the deployment rows in SITES with earlier ones; print whether weights must "
+        "be estimated again; RUN is a folder that 'fedshift train' wrote, or earlier site files",
     )
     sub.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="a record (.json) or a report (.html)"
+        "-o", "--output", type=Path, metavar="FILE", help="file to write: .json or .html"
     )
     sub.set_defaults(command=_diagnose)
 
@@ -65,95 +67,106 @@ def _add_diagnose(commands: Commands) -> None:
 def _add_train(commands: Commands) -> None:
     sub = commands.add_parser(
         "train",
-        help="site files: a model no worse than plain federated training, weights and a report",
-        description="Reads site files, diagnoses them, trains with and without weights, keeps the "
-        "weights only if held-out rows say that they do no harm, and writes OUT: the model, the "
-        "encoder, a weight for every training row (Parquet), the record and report.html.",
+        help="train on site files, with weights only if they do no harm; write model and report",
+        description="Read site files, compare them and train with and without weights. The weights "
+        "are used only if they do no harm on held-out rows. Write the model, the encoder, a weight "
+        "for each training row (Parquet), record.json (all results) and report.html to OUT.",
     )
     _add_sites(sub)
-    sub.add_argument("--objective", default="auto", help="auto, erm, ftw, fitw, focus:SITE (auto)")
-    sub.add_argument("--model", default="auto", help="auto, linear or mlp (auto)")
-    sub.add_argument("-o", "--out", type=Path, default=Path("fedshift-train"), help="folder")
+    sub.add_argument(
+        "--objective",
+        default="auto",
+        help="auto (default): all sites' training rows together represent all sites' deployment "
+        "rows; ftw: each site's training rows alone represent all sites' deployment rows; fitw: "
+        "each site's training rows represent its own deployment rows; focus:SITE: each site's "
+        "training rows represent the deployment rows of SITE; erm: no weights",
+    )
+    sub.add_argument("--model", default="auto", help="model: auto (default), linear or mlp")
+    sub.add_argument(
+        "-o", "--out", type=Path, default="fedshift-train", help="folder (default: %(default)s)"
+    )
     sub.set_defaults(command=_train)
 
 
 def _add_report(commands: Commands) -> None:
     sub = commands.add_parser(
         "report",
-        help="one HTML file of a run over sites, which opens without a network",
-        description="Reads the record that 'fedshift train' or 'fedshift diagnose' wrote.",
+        help="write the report of a run as one HTML file, which needs no network",
+        description="Read results of 'fedshift train' or 'fedshift diagnose'; write their report.",
     )
-    sub.add_argument("run", type=Path, metavar="RUN", help="a folder of 'train', or a record")
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN/report.html")
+    text = "a folder that 'fedshift train' wrote, or a .json file that 'fedshift diagnose' wrote"
+    sub.add_argument("run", type=Path, metavar="RUN", help=text)
+    text = "file to write (default: RUN/report.html)"
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     sub.set_defaults(command=_report)
 
 
-#: columns and lists of columns that a flag may name, as `TableSettings` calls them
+#: options with one column, and with lists; named as in `TableSettings`
 _COLUMNS = {
     "label": "column to predict",
-    "site": "column that says whose a row is",
-    "split": "column that says train, test or deploy",
-    "weights": "column of sample weights",
+    "site": "column with the site of each row",
+    "split": "column with train, test or deploy for each row",
+    "weights": "column with sample weights",
 }
 _LISTS = {
-    "categorical": "columns that are words, whatever they look like",
-    "numeric": "columns that are numbers",
+    "categorical": "columns of categories, even if they look like numbers",
+    "numeric": "columns of numbers",
     "drop": "columns to leave out",
-    "missing": "markers of missing cells besides the usual",
-    "names": "columns of files without a header",
-    "files": "patterns of file names to take, such as '*.data'",
+    "missing": "texts that mark a missing cell, in addition to the usual ones",
+    "names": "names of columns, for files without a header",
+    "files": "patterns of file names to read, such as '*.data'",
 }
 
 
 def _add_sites(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("sites", type=Path, metavar="SITES", help="a folder of site files, or a file")
-    for name, said in _COLUMNS.items():
-        sub.add_argument(f"--{name}", metavar="COLUMN", help=said)
-    for name, said in _LISTS.items():
-        sub.add_argument(f"--{name}", type=_commas, metavar="A,B", help=said)
-    sub.add_argument("--positive", metavar="CLASS", help="class to call positive, or '>0'")
-    sub.add_argument("--task", choices=("classification", "regression"))
+    for name, text in _COLUMNS.items():
+        sub.add_argument(f"--{name}", metavar="COLUMN", help=text)
+    for name, text in _LISTS.items():
+        sub.add_argument(f"--{name}", type=_commas, metavar="A,B", help=text)
+    text = "the class to count as positive, or a threshold: with '>0', labels above 0 are positive"
+    sub.add_argument("--positive", metavar="CLASS", help=text)
+    tasks = ("classification", "regression")
+    text = "what to predict: classes or numbers (default: decided by the label column)"
+    sub.add_argument("--task", choices=tasks, help=text)
     sub.add_argument(
         "--test-share",
         type=float,
-        metavar="0.3",
-        help="share of a site's rows that stands for deployment where it has no such file",
+        metavar="SHARE",
+        help="share of rows to use as deployment rows at sites that have none (default: 0.3)",
     )
-    sub.add_argument("--seed", type=_seed, default=0)
+    sub.add_argument("--seed", type=_seed, default=0, help="seed of randomness (default: 0)")
 
 
 def _commas(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _table_settings(given: argparse.Namespace) -> dict[str, Any]:
+def _table_settings(args: argparse.Namespace) -> dict[str, Any]:
     names = (*_COLUMNS, *_LISTS, "positive", "task", "test_share")
-    return {n: v for n in names if (v := getattr(given, n)) is not None}
+    return {n: v for n in names if (v := getattr(args, n)) is not None}
 
 
 def _add_run(commands: Commands) -> None:
     sub = commands.add_parser(
         "run",
-        help="run a recipe; finished runs are skipped, killed ones go on",
-        description="Runs every method and seed of a recipe and shows them side by side. Runs are "
-        "kept in OUT/RECIPE/METHOD/seed-N; the same command goes on after a kill.",
+        help="run a recipe (a TOML file); skip finished runs and continue unfinished ones",
+        description="Run every method and seed of a recipe and print a table. A run is stored in "
+        "OUT/RECIPE/METHOD/seed-N. If it is killed, the same command continues it.",
     )
     sub.add_argument(
         "recipe",
         metavar="RECIPE",
-        help="a name from 'fedshift list', a .toml file, or paper/all for all that begin so",
+        help="a name from 'fedshift list', a .toml file, or paper/all for all recipes in paper/",
     )
-    sub.add_argument("--seeds", metavar="0:5", help="seeds instead of the recipe's: 3, 0:5 or 0,2")
+    sub.add_argument("--seeds", metavar="0:5", help="seeds to run, such as 3, 0:5 or 0,2")
     sub.add_argument(
-        "--method",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="only these methods",
+        "--method", action="extend", nargs="+", default=[], metavar="NAME", help="methods to run"
     )
-    sub.add_argument("--out", type=Path, default=Path("runs"), help="folder of all runs (runs)")
-    sub.add_argument("--device", metavar="cpu|cuda", help="default: a GPU if there is one")
+    sub.add_argument(
+        "--out", type=Path, default=Path("runs"), help="folder of runs (default: runs)"
+    )
+    sub.add_argument("--device", metavar="cpu|cuda", help="device (default: cuda if available)")
     sub.add_argument(
         "--set",
         action="extend",
@@ -161,10 +174,10 @@ def _add_run(commands: Commands) -> None:
         default=[],
         dest="changes",
         metavar="KEY=VALUE",
-        help="change the recipe: plan.iterations=50, method.FTW.weighting.clip=20",
+        help="change the recipe, such as plan.iterations=50 or method.FTW.weighting.clip=20",
     )
-    sub.add_argument("--fresh", action="store_true", help="replace runs that are there")
-    sub.add_argument("--dry-run", action="store_true", help="check and show, do not run")
+    sub.add_argument("--fresh", action="store_true", help="replace existing runs")
+    sub.add_argument("--dry-run", action="store_true", help="check the recipe and list its runs")
     _add_data_dir(sub)
     sub.set_defaults(command=_run, wrong=sub.error)
 
@@ -172,45 +185,49 @@ def _add_run(commands: Commands) -> None:
 def _add_compare(commands: Commands) -> None:
     sub = commands.add_parser(
         "compare",
-        help="finished runs side by side, and beside published numbers",
-        description="Reads finished runs and shows a table for each recipe: every method's mean "
-        "over clients and seeds with its 95 % interval, worst and best client. Runs nothing.",
+        help="print tables of finished runs; with --published, also published results",
+        description="Print a table of finished runs for each recipe: accuracy or MSE of each "
+        "method, mean over clients and seeds, 95 % interval, worst and best client. Run nothing.",
     )
     sub.add_argument(
         "runs",
         nargs="+",
         type=Path,
         metavar="RUNS",
-        help="folders of runs, at any level, or files of 'fedshift pack'",
+        help="folders that contain runs at any level, or files of 'fedshift pack'",
     )
-    sub.add_argument(
-        "--published", action="store_true", help="beside the recipe's published numbers"
-    )
+    sub.add_argument("--published", action="store_true", help="add published results of the recipe")
     sub.add_argument(
         "--recipe",
         action="append",
         default=[],
         metavar="FILE",
-        help="a .toml file of your own whose published numbers count",
+        help="your own recipe (.toml), to add published results from its [published] table",
     )
     sub.add_argument(
         "--format",
-        choices=("text", "markdown", "html"),
-        help="default: as FILE ends (.md, .html), else text",
+        choices=("text", "markdown"),
+        help="format of the tables (default: by the ending of FILE, .txt or .md; else text)",
     )
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: the screen")
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="file (default: print)")
+    sub.add_argument(
+        "--curves",
+        type=Path,
+        metavar="FILE.svg",
+        help="also draw test accuracy by iteration, for runs with train.watch_test = true",
+    )
     sub.set_defaults(command=_compare)
 
 
 def _add_pack(commands: Commands) -> None:
     sub = commands.add_parser(
         "pack",
-        help="finished runs in one small file that 'compare' reads",
-        description="Keeps of every finished run its recipe, environment, result and history, a "
-        "line of JSON each; models and checkpoints stay where they are.",
+        help="write finished runs to one small file that 'compare' reads",
+        description="Write one line of JSON for each finished run: its recipe, environment, result "
+        "and history. Models and checkpoints are left out.",
     )
     sub.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, or such files"
+        "runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, or packed files"
     )
     sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.jsonl")
     sub.set_defaults(command=_pack)
@@ -218,7 +235,7 @@ def _add_pack(commands: Commands) -> None:
 
 def _add_list(commands: Commands) -> None:
     sub = commands.add_parser(
-        "list", help="recipes, data sets, models, objectives and estimators there are"
+        "list", help="print all recipes, data sets, models, objectives and estimators"
     )
     _add_data_dir(sub)
     sub.set_defaults(command=_list)
@@ -227,23 +244,21 @@ def _add_list(commands: Commands) -> None:
 def _add_demo(commands: Commands) -> None:
     sub = commands.add_parser(
         "demo",
-        help="five label-shifted clients of scikit-learn's digits, nothing to download",
-        description="Five clients of scikit-learn's digits, nothing to download: estimates every "
-        "client's density ratios, trains five ways, without and with weights, exact and "
-        "estimated, shows each client's test accuracy, and writes plots and a record.",
+        help="train five clients with label shift on scikit-learn's digits; no download",
+        description="Train five clients with label shift on scikit-learn's digits; no download. "
+        "Trains five ways: (1) without weights; (2) FITW: weights for each client's own test "
+        "distribution, exact ratios; (3) FTW: weights for all clients' test distributions, exact "
+        "ratios; (4, 5) FTW with two estimates of the ratios. Prints accuracies; writes files.",
     )
-    sub.add_argument(
-        "--out", type=Path, default=Path("fedshift-demo"), help="folder for plots and record"
-    )
-    sub.add_argument(
-        "--seed", type=_seed, default=0, help="seed of the split, the estimators and the training"
-    )
+    out = Path("fedshift-demo")
+    sub.add_argument("--out", type=Path, default=out, help=f"folder of the files (default: {out})")
+    sub.add_argument("--seed", type=_seed, default=0, help="seed of randomness (default: 0)")
     sub.set_defaults(command=_demo)
 
 
 def _add_doctor(commands: Commands) -> None:
-    sub = commands.add_parser("doctor", help="does this installation work, and what is missing")
-    sub.add_argument("--out", type=Path, default=Path("runs"), help="folder to try to write to")
+    sub = commands.add_parser("doctor", help="check the installation; print what is missing")
+    sub.add_argument("--out", type=Path, default=Path("runs"), help="output folder to check")
     _add_data_dir(sub)
     sub.set_defaults(command=_doctor)
 
@@ -253,7 +268,8 @@ def _add_data_dir(sub: argparse.ArgumentParser) -> None:
         "--data-dir",
         type=Path,
         metavar="DIR",
-        help="folder of data sets; else FEDSHIFT_DATA and the usual places",
+        help="folder of data sets, searched before the folder in the variable FEDSHIFT_DATA, "
+        "system folders and the user's cache",
     )
 
 
@@ -263,63 +279,62 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _diagnose(given: argparse.Namespace) -> int:
+def _diagnose(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedshift.diagnose import render
     from fedshift.sites import examine, since
 
-    told = _table_settings(given)
-    console = Console()
-    if given.since is not None:
-        moved = since(given.sites, given.since, seed=given.seed, **told)
-        print("\n".join(moved.sentences()))
-        record: dict[str, Any] = {"schema": "fedshift.sites/1", "drift": moved.to_dict()}
-        if given.output is not None and given.output.suffix != ".json":
-            raise InputError(f"--output of --since must be a .json file; got {given.output}")
+    settings = _table_settings(args)
+    if args.since is not None:
+        drift = since(args.sites, args.since, seed=args.seed, **settings)
+        print("\n".join(drift.sentences()))
+        record: dict[str, Any] = {"schema": "fedshift.sites/1", "drift": drift.to_dict()}
+        if args.output is not None and args.output.suffix != ".json":
+            raise InputError(f"with --since, --output must be a .json file; got {args.output}")
     else:
-        found = examine(given.sites, seed=given.seed, **told)
-        _tell_notes(found.encoded.notes)
-        render(found.diagnosis, console)
-        record = found.to_dict()
-    if given.output is not None:
-        _write_record(record, given.output)
+        examined = examine(args.sites, seed=args.seed, **settings)
+        _print_notes(examined.encoded.notes)
+        render(examined.diagnosis, Console())
+        record = examined.to_dict()
+    if args.output is not None:
+        _write_record(record, args.output)
     return 0
 
 
-def _train(given: argparse.Namespace) -> int:
+def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedshift.diagnose import render
     from fedshift.sites import train
 
-    if find_spec("pyarrow") is None:  # before anything long begins
-        raise InputError("train writes weights as Parquet; pip install 'fedshift[tables]'")
-    made = train(
-        given.sites,
-        seed=given.seed,
-        objective=given.objective,
-        model=given.model,
-        **_table_settings(given),
+    if find_spec("pyarrow") is None:  # before training
+        raise InputError("train needs pyarrow to write weights; run pip install 'fedshift[tables]'")
+    trained = train(
+        args.sites,
+        seed=args.seed,
+        objective=args.objective,
+        model=args.model,
+        **_table_settings(args),
     )
-    _tell_notes(made.examined.encoded.notes)
-    render(made.examined.diagnosis, Console())
-    path = made.save(given.out)
-    outcome = made.outcome
+    _print_notes(trained.examined.encoded.notes)
+    render(trained.examined.diagnosis, Console())
+    path = trained.save(args.out)
+    outcome = trained.outcome
     print(outcome.status)
     if outcome.before is not None and outcome.evaluation is not None:
-        print(f"test labels are there: erm {outcome.before.status}")
-        print(f"                    chosen {outcome.evaluation.status}")
+        print(f"on test labels, without weights: {outcome.before.status}")
+        print(f"                   chosen model: {outcome.evaluation.status}")
     print(outcome.ledger)
-    _write_record(made.to_dict(), path.parent / "report.html")
+    _write_record(trained.to_dict(), path.parent / "report.html")
     return 0
 
 
-def _tell_notes(notes: Sequence[str], most: int = 12) -> None:
+def _print_notes(notes: Sequence[str], most: int = 12) -> None:
     for note in notes[:most]:
         print(f"note: {note}")
     if len(notes) > most:
-        print(f"note: and {len(notes) - most} more, all in the record")
+        print(f"note: {len(notes) - most} more notes are in the record")
 
 
 def _write_record(record: Mapping[str, Any], path: Path) -> None:
@@ -337,43 +352,40 @@ def _write_record(record: Mapping[str, Any], path: Path) -> None:
     print(f"wrote {path}")
 
 
-def _report(given: argparse.Namespace) -> int:
-    from fedshift.experiments.records import read_json
+def _report(args: argparse.Namespace) -> int:
+    from fedshift.report.build import write_report
     from fedshift.sites.store import RECORD
 
-    path = given.run / RECORD if given.run.is_dir() else given.run
-    record = read_json(path)
-    if record is None:
-        raise InputError(
-            f"{path} must be a record that 'fedshift train' or 'fedshift diagnose -o' wrote; got "
-            "no whole JSON object there"
-        )
-    _write_record(record, given.output or path.with_name("report.html"))
+    path = args.run / RECORD if args.run.is_dir() else args.run
+    out = args.output or path.with_name("report.html")
+    if out.suffix not in (".html", ".htm"):
+        raise InputError(f"--output must end in .html; got {out}")
+    print(f"wrote {write_report(path, out)}")
     return 0
 
 
-def _run(given: argparse.Namespace) -> int:
-    twice = sorted({m for m in given.method if given.method.count(m) > 1})
+def _run(args: argparse.Namespace) -> int:
+    twice = sorted({m for m in args.method if args.method.count(m) > 1})
     if twice:
-        given.wrong(f"argument --method: each must be named once; got {', '.join(twice)} again")
+        args.wrong(f"argument --method: methods must differ; got {', '.join(twice)} more than once")
     from fedshift.core.device import check_device
     from fedshift.experiments.recipe import seeds
 
     chosen: tuple[int, ...] = ()
     try:
-        chosen = chosen if given.seeds is None else seeds(given.seeds)
+        chosen = chosen if args.seeds is None else seeds(args.seeds)
     except InputError as error:
-        given.wrong(f"argument --seeds: {error}")
-    if given.device is not None:
-        check_device(given.device)
+        args.wrong(f"argument --seeds: {error}")
+    if args.device is not None:
+        check_device(args.device)
     failed = []
-    names = _named(given.recipe)
+    names = _named(args.recipe)
     for name in names:
         try:
-            _run_one(given, name, chosen)
+            _run_one(args, name, chosen)
         except KeyboardInterrupt:
             print(
-                "fedshift: interrupted; the same command goes on from the last checkpoint",
+                "fedshift: interrupted; the same command continues from the last checkpoint",
                 file=sys.stderr,
             )
             return 130
@@ -388,113 +400,126 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _named(name: str) -> list[str]:
-    """One recipe, or all whose names begin as NAME/all does."""
+    """The recipe of this name, or for FOLDER/all every recipe that begins with FOLDER/."""
     from fedshift.experiments.recipe import recipes
 
-    room, slash, last = name.rpartition("/")
-    every = [n for n in recipes() if n.startswith(f"{room}/")] if slash and last == "all" else []
+    folder, slash, last = name.rpartition("/")
+    every = [n for n in recipes() if n.startswith(f"{folder}/")] if slash and last == "all" else []
     return every or [name]
 
 
-def _run_one(given: argparse.Namespace, name: str, seeds: tuple[int, ...]) -> None:
-    from rich.console import Console
-
+def _run_one(args: argparse.Namespace, name: str, seeds: tuple[int, ...]) -> None:
     from fedshift.experiments.runner import describe, run
     from fedshift.experiments.study import StudyRecipe, load_any
-    from fedshift.report.comparison import show
+    from fedshift.report.comparison import render
 
     recipe = load_any(name)
     if isinstance(recipe, StudyRecipe):
-        if given.recipe == name and (given.method or seeds or given.changes):
+        if args.recipe == name and (args.method or seeds or args.changes):
             raise InputError(
-                f"{name} is a study, without methods, seeds or settings; leave --method, --seeds "
-                "and --set out, or run a .toml file of your own"
+                f"{name} is a study, without methods, seeds or settings; remove --method, --seeds "
+                "and --set, or run your own .toml file"
             )
-        if given.dry_run:
+        if args.dry_run:
             print(f"{name}: {recipe.title} ({recipe.study})")
         else:
-            show([recipe.run(given.out, data_dir=given.data_dir)], Console())
+            print(render([recipe.run(args.out, data_dir=args.data_dir)]), end="")
         return
-    device = [] if given.device is None else [f'train.device="{given.device}"']
-    if given.changes or device:
-        recipe = recipe.changed([*given.changes, *device])
-    if given.dry_run:
-        describe(recipe, given.out, methods=given.method, seeds=seeds, data_dir=given.data_dir)
+    device = [] if args.device is None else [f'train.device="{args.device}"']
+    if args.changes or device:
+        recipe = recipe.changed([*args.changes, *device])
+    if args.dry_run:
+        describe(recipe, args.out, methods=args.method, seeds=seeds, data_dir=args.data_dir)
     else:
         run(
             recipe,
-            given.out,
-            methods=given.method,
+            args.out,
+            methods=args.method,
             seeds=seeds,
-            data_dir=given.data_dir,
-            fresh=given.fresh,
+            data_dir=args.data_dir,
+            fresh=args.fresh,
         )
 
 
-def _compare(given: argparse.Namespace) -> int:
-    from rich.console import Console
-
+def _compare(args: argparse.Namespace) -> int:
     from fedshift.core.files import write_text
     from fedshift.experiments.compare import compare
     from fedshift.experiments.recipe import Recipe
     from fedshift.experiments.study import studies_in
-    from fedshift.report.comparison import render, show
+    from fedshift.report.comparison import render
 
-    known = [Recipe.load(name) for name in given.recipe]
-    studies = studies_in(*given.runs)
-    found = compare(
-        given.runs,
-        published=given.published or bool(known),
+    path: Path | None = args.output
+    ends = {None: "text", ".txt": "text", ".md": "markdown"}
+    format = args.format or ends.get(None if path is None else path.suffix.lower())
+    if format is None:
+        raise InputError(f"--output must end in .txt or .md; got {path}; change it or add --format")
+    known = [Recipe.load(name) for name in args.recipe]
+    studies = studies_in(*args.runs)
+    comparisons = compare(
+        args.runs,
+        published=args.published or bool(known),
         known=known,
         needed=not studies,
     )
-    sheets = [comparison.sheet() for comparison in found] + studies
-    path: Path | None = given.output
-    ends = {".md": "markdown", ".html": "html", ".htm": "html"}
-    format = given.format or ends.get("" if path is None else path.suffix.lower(), "text")
+    sheets = [comparison.sheet() for comparison in comparisons] + studies
+    if args.curves is not None:
+        _draw_curves([sheet for sheet in sheets if sheet.curves], args.curves)
     if path is not None:
         write_text(path, render(sheets, format))
         print(f"wrote {path}")
-    elif format == "text" and sys.stdout.isatty():
-        show(sheets, Console())
     else:
         print(render(sheets, format), end="")
     return 0
 
 
-def _pack(given: argparse.Namespace) -> int:
+def _draw_curves(sheets: Sequence[Sheet], path: Path) -> None:
+    try:
+        from fedshift.report.figures import draw_curves
+    except ImportError:
+        raise InputError("--curves needs matplotlib; run pip install 'fedshift[report]'") from None
+    if path.suffix != ".svg":
+        raise InputError(f"--curves must end in .svg; got {path}")
+    if not sheets:
+        raise InputError(
+            "--curves needs runs that recorded their test accuracy; got none; run them with --set "
+            "train.watch_test=true"
+        )
+    print(f"wrote {draw_curves(sheets, path)}")
+
+
+def _pack(args: argparse.Namespace) -> int:
     from fedshift.experiments.archive import SUFFIX, write
     from fedshift.experiments.compare import find
 
-    if given.output.suffix != SUFFIX:
-        raise InputError(f"--output must end in {SUFFIX}; got {given.output}")
-    runs, unfinished = find(given.runs)
-    write(given.output, runs)
+    if args.output.suffix != SUFFIX:
+        raise InputError(f"--output must end in {SUFFIX}; got {args.output}")
+    runs, unfinished = find(args.runs)
+    write(args.output, runs)
     late = f"; not finished, so left out: {len(unfinished)}" if unfinished else ""
-    print(f"wrote {len(runs)} run{'s' * (len(runs) > 1)} to {given.output}{late}")
+    print(f"wrote {len(runs)} run{'s' * (len(runs) > 1)} to {args.output}{late}")
     return 0
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace) -> int:
     from fedshift.data.sources import NAMES, available
     from fedshift.experiments.recipe import Recipe, recipes
     from fedshift.experiments.shifts import SHIFTS
     from fedshift.experiments.study import load_any
-    from fedshift.federation.weigh import METHODS
+    from fedshift.federation.client_weights import METHODS
     from fedshift.learn.models import MODELS
     from fedshift.learn.objective import Objective
 
-    here = {name: available(name, given.data_dir) for name in NAMES}
+    here = {name: available(name, args.data_dir) for name in NAMES}
     known = {name: load_any(name) for name in recipes()}
     width = max(map(len, known))
-    print("recipes (fedshift run NAME)")
+    print("recipes (run one with: fedshift run NAME)")
     for name, recipe in known.items():
         source = recipe.data.source if isinstance(recipe, Recipe) else recipe.study.source
-        missing = "" if source is None or here[source] else f" (needs {source}, not here)"
+        missing = "" if source is None or here[source] else f" (needs {source}, which is missing)"
         print(f"  {name:{width}}  {recipe.title}{missing}")
     print("data sets")
-    for name, found in here.items():
-        print(f"  {name:{width}}  {'here' if found else 'not here; fedshift doctor says why'}")
+    for name, present in here.items():
+        print(f"  {name:{width}}  {'present' if present else 'missing; see fedshift doctor'}")
     focused = (f"{kind}:CLIENT" for kind in Objective.FOCUSED)
     for title, names in (
         ("shifts", SHIFTS),
@@ -506,17 +531,17 @@ def _list(given: argparse.Namespace) -> int:
     return 0
 
 
-def _demo(given: argparse.Namespace) -> int:
+def _demo(args: argparse.Namespace) -> int:
     from fedshift.demo import run
 
-    run(given.out, seed=given.seed)
+    run(args.out, seed=args.seed)
     return 0
 
 
-def _doctor(given: argparse.Namespace) -> int:
+def _doctor(args: argparse.Namespace) -> int:
     from fedshift.doctor import run_doctor
 
-    return 0 if run_doctor(given.out, data_dir=given.data_dir) else 1
+    return 0 if run_doctor(args.out, data_dir=args.data_dir) else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -525,12 +550,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 if it did what was asked; 1 with one line on what went wrong; 130 if interrupted. Wrong
-        usage exits with 2.
+        0 on success; 1 after an error, with one line about it; 130 if interrupted. Wrong usage
+        exits with 2.
     """
-    given = parser().parse_args(argv)
+    args = parser().parse_args(argv)
     try:
-        code: int = given.command(given)
+        code: int = args.command(args)
     except FedshiftError as error:
         print(f"fedshift: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""Does this installation work, and if not, what would make it? (``fedshift doctor``)"""
+"""Checks of the installation, with advice for each that fails (``fedshift doctor``)."""
 
 from __future__ import annotations
 
@@ -27,54 +27,55 @@ from fedshift.ratio.logistic import Logistic
 from fedshift.settings import Settings
 from fedshift.workflow import run
 
-#: extras, the modules they bring and what these are for
+#: extras, their modules and their purpose
 EXTRAS = {
-    "report": (("matplotlib", "jinja2"), "plots and reports"),
-    "tables": (("pandas", "pyarrow"), "data frames and Parquet summaries"),
-    "tensorboard": (("tensorboard",), "TensorBoard event files"),
+    "report": (("matplotlib",), "plots"),
+    "tables": (("pandas", "pyarrow"), "data frames and Parquet files"),
     "flower": (("flwr",), "runs over Flower"),
-    "dp": (("dp_accounting",), "privacy accounting"),
 }
 
 
 class Check(NamedTuple):
-    """One line: what was looked at, whether it is well (None: not needed), and what was seen."""
+    """One line: the name of a check, whether it passed, and details.
+
+    `good` is None if an optional part is missing.
+    """
 
     name: str
     good: bool | None
-    said: str
+    text: str
 
 
 def examine(out: Path, data_dir: str | os.PathLike[str] | None = None) -> Iterator[Check]:
-    """All checks, one after the other.
+    """Run all checks, one after the other.
 
     Parameters
     ----------
     out : Path
-        Where runs would be written.
+        Folder for runs.
     data_dir : path, optional
-        Where data sets are looked for first.
+        Folder in which data sets are searched first.
     """
-    yield Check("fedshift", True, f"{__version__}, commit {commit() or 'unknown (installed)'}")
+    yield Check("fedshift", True, f"{__version__}, commit {commit() or 'unknown (not a checkout)'}")
     python = sys.version_info >= (3, 11)
-    yield Check("python", python, platform.python_version() + ("" if python else "; needs 3.11"))
+    yield Check("python", python, platform.python_version() + ("" if python else "; needs ≥ 3.11"))
     yield Check("packages", True, ", ".join(f"{p} {version(p)}" for p in PACKAGES))
-    said = f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()}"
+    text = f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
     if has_bfloat16():
-        said += "; has bfloat16: precision='bfloat16' trains networks faster"
-    yield Check("processor", True, said)
+        text += "; supports bfloat16: precision='bfloat16' trains networks faster"
+    yield Check("processor", True, text)
     gpu = torch.cuda.is_available()
-    said = torch.cuda.get_device_name() if gpu else "none that torch can use; runs are on the CPU"
-    yield Check("GPU", True if gpu else None, said)
+    text = torch.cuda.get_device_name() if gpu else "none that torch can use; runs use the CPU"
+    yield Check("GPU", True if gpu else None, text)
     for extra, (modules, purpose) in EXTRAS.items():
         missing = [m for m in modules if find_spec(m) is None]
-        said = f"not installed ({purpose}): pip install 'fedshift[{extra}]'"
-        yield Check(f"extra {extra}", None if missing else True, said if missing else purpose)
+        text = f"not installed ({purpose}); run pip install 'fedshift[{extra}]'"
+        yield Check(f"extra {extra}", None if missing else True, text if missing else purpose)
     for name in sources.NAMES:
         yield _data(name, data_dir)
-    yield _tried("output folder", lambda: _write(out))
-    yield _tried("ratio self-test", _ratio)
-    yield _tried("training self-test", _engines)
+    yield _attempt("output folder", lambda: _write(out))
+    yield _attempt("ratio self-test", _ratio)
+    yield _attempt("training self-test", _engines)
 
 
 def run_doctor(
@@ -83,40 +84,40 @@ def run_doctor(
     data_dir: str | os.PathLike[str] | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Print every check; whether all that matter are well."""
+    """Print every check; return True unless an essential check fails."""
     console = console or Console()
-    well = True
+    passed = True
     for check in examine(out, data_dir):
         mark = {True: "[green]ok[/]  ", None: "[dim]--[/]  ", False: "[red]FAIL[/]"}[check.good]
-        console.print(f"{mark} {check.name}: {escape(check.said)}", highlight=False, soft_wrap=True)
-        well &= check.good is not False
-    console.print("all is well" if well else "something essential fails; see FAIL above")
-    return well
+        console.print(f"{mark} {check.name}: {escape(check.text)}", highlight=False, soft_wrap=True)
+        passed &= check.good is not False
+    console.print("all is well" if passed else "an essential check fails; see FAIL above")
+    return passed
 
 
-def _tried(name: str, test: Callable[[], str]) -> Check:
+def _attempt(name: str, test: Callable[[], str]) -> Check:
     begin = time.perf_counter()
     try:
-        said = test()
+        text = test()
     except (FedshiftError, AssertionError) as error:
         return Check(name, False, str(error))
-    return Check(name, True, f"{said} ({time.perf_counter() - begin:.1f} s)")
+    return Check(name, True, f"{text} ({time.perf_counter() - begin:.1f} s)")
 
 
 def _data(name: str, data_dir: str | os.PathLike[str] | None) -> Check:
     if name == "digits":
-        return Check("data digits", True, "inside scikit-learn")
-    found = sources._find(sources._SOURCES[name], sources._roots(data_dir))
-    if found is not None:
-        return Check(f"data {name}", True, f"in {next(iter(found.values())).parent}")
+        return Check("data digits", True, "part of scikit-learn")
+    files = sources._find(sources._SOURCES[name], sources._roots(data_dir))
+    if files is not None:
+        return Check(f"data {name}", True, f"in {next(iter(files.values())).parent}")
     try:
         sources.load(name, data_dir, download=False)
     except DataNotFoundError as error:
         if os.environ.get("FEDSHIFT_OFFLINE"):
             return Check(f"data {name}", None, str(error))
-        said = str(error).replace(" and downloads are switched off", "")
-        return Check(f"data {name}", None, f"will be downloaded when it is needed, or: {said}")
-    raise AssertionError("a data set is found or it is not")
+        text = str(error).replace(" and downloads are switched off", "")
+        return Check(f"data {name}", None, f"downloaded when needed; if the download fails: {text}")
+    raise AssertionError(f"{name} was loaded although none of its files was found; report this bug")
 
 
 def _write(out: Path) -> str:
@@ -132,10 +133,10 @@ def _ratio() -> str:
     fitted = Logistic().fit(source=rng.normal(size=(2000, 1)), target=rng.normal(1, 1, (2000, 1)))
     x = np.linspace(-1.0, 2.0, 31)
     slope = float(np.polyfit(x, fitted.log_ratio(x[:, None]), 1)[0])
-    said = f"N(0, 1) to N(1, 1): log ratio has slope {slope:.2f}, truth 1"
+    text = f"N(0, 1) to N(1, 1): log ratio has slope {slope:.2f}, true slope 1"
     if abs(slope - 1) > 0.2:
-        raise AssertionError(said)
-    return said
+        raise AssertionError(text)
+    return text
 
 
 def _engines() -> str:
@@ -151,7 +152,7 @@ def _engines() -> str:
         for e in ("fused", "reference")
     ]
     gap = float((ends[0] - ends[1]).abs().max())
-    said = f"fused and reference engines differ by {gap:.0e} after 5 rounds"
+    text = f"fused and reference engines differ by {gap:.0e} after 5 rounds"
     if not gap < 1e-9:
-        raise AssertionError(said)
-    return said
+        raise AssertionError(text)
+    return text

@@ -1,29 +1,29 @@
-"""Every error and warning fedshift raises, in one small tree.
+"""All errors and warnings of fedshift.
 
-A message names the thing, what was needed, what was got and the next step.
+A message names the thing, what was needed, what was given and the next step.
 """
 
 from __future__ import annotations
 
 
 class FedshiftError(Exception):
-    """Root of all errors raised by fedshift."""
+    """Base class of all errors of fedshift."""
 
 
 class InputError(FedshiftError, ValueError):
-    """Data or a parameter cannot be used as given."""
+    """Data or a parameter is not valid."""
 
 
 class WeightsNotUsedError(FedshiftError, TypeError):
-    """A learner took the sample weights but they did not reach its fit."""
+    """A learner accepted sample weights, but its fit did not use them."""
 
 
 class DataNotFoundError(FedshiftError, FileNotFoundError):
-    """A named data set is neither in the data folder nor at the usual places."""
+    """A data set is in none of the folders that `fedshift.data.load` searches."""
 
 
 class OutputError(FedshiftError, OSError):
-    """A result cannot be written where it was asked for."""
+    """A result cannot be written to its folder or file."""
 
 
 class TrainingDiverged(FedshiftError, ArithmeticError):
@@ -31,11 +31,11 @@ class TrainingDiverged(FedshiftError, ArithmeticError):
 
 
 class CheckpointError(FedshiftError, ValueError):
-    """A checkpoint does not belong to this run or cannot be read."""
+    """A checkpoint belongs to another run or cannot be read."""
 
 
 class FedshiftWarning(UserWarning):
-    """Root of all warnings given by fedshift."""
+    """Base class of all warnings of fedshift."""
 
 
 class LowEffectiveSampleSize(FedshiftWarning):
@@ -43,15 +43,15 @@ class LowEffectiveSampleSize(FedshiftWarning):
 
 
 class ClippedWeights(FedshiftWarning):
-    """More weights than a handful were cut by a clip or a winsorising quantile."""
+    """The `clip` or `winsorise` limit of `Weighting` cut more than a few weights."""
 
 
 class LowCoverage(FedshiftWarning):
-    """Part of the target law lies where there are no source rows to weight."""
+    """Part of the target distribution lies where there are no source rows."""
 
 
 class ConstantColumns(FedshiftWarning):
-    """Columns that hold one value in source and target alike carry no information."""
+    """Columns have the same single value in source and target, so they carry no information."""
 
 
 class DisjointSupport(FedshiftWarning):
@@ -59,11 +59,11 @@ class DisjointSupport(FedshiftWarning):
 
 
 class FewRows(FedshiftWarning):
-    """A law has too few rows for the method asked for."""
+    """A distribution has too few rows for the method."""
 
 
 class RatioDirection(FedshiftWarning):
-    """The log ratio is not higher on the target than on the source."""
+    """The mean log ratio is lower on target than on source rows, which may be swapped."""
 
 
 class PrecisionLoss(FedshiftWarning):
@@ -71,35 +71,12 @@ class PrecisionLoss(FedshiftWarning):
 
 
 class NotConverged(FedshiftWarning):
-    """An optimiser stopped before its tolerance was met."""
+    """An optimiser stopped before it reached its tolerance."""
 
 
 class UnscaledColumns(FedshiftWarning):
-    """Columns of very different scale, which a model trained by gradients learns badly from."""
+    """Columns have very different scales, so a model trained by gradients learns them poorly."""
 
 
 class DamagedCheckpoint(FedshiftWarning):
-    """A checkpoint does not read whole; the one before it is taken."""
-
-
-__all__ = [
-    "CheckpointError",
-    "ClippedWeights",
-    "ConstantColumns",
-    "DamagedCheckpoint",
-    "DataNotFoundError",
-    "DisjointSupport",
-    "FedshiftError",
-    "FedshiftWarning",
-    "FewRows",
-    "InputError",
-    "LowCoverage",
-    "LowEffectiveSampleSize",
-    "NotConverged",
-    "OutputError",
-    "PrecisionLoss",
-    "RatioDirection",
-    "TrainingDiverged",
-    "UnscaledColumns",
-    "WeightsNotUsedError",
-]
+    """A checkpoint is damaged; the previous checkpoint is used."""

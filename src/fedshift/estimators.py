@@ -1,4 +1,4 @@
-"""scikit-learn faces of federated training."""
+"""Federated training with the interface of scikit-learn."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from fedshift.training import score
 from fedshift.workflow import Outcome, run
 
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
-#: models that take columns as they are, and how far the scales of these may lie apart
+#: models that do not scale columns, and the largest ratio of scales without a warning
 PLAIN, APART = ("mlp", "linear"), 1e3
 
 
 class _Federated(BaseEstimator, ABC):
-    """What classifier and regressor share: settings in, an `Outcome` learned."""
+    """Base of classifier and regressor: `fit` learns an `Outcome`."""
 
     _loss: str
 
@@ -42,13 +42,12 @@ class _Federated(BaseEstimator, ABC):
         *,
         objective: str = "ftw",
         ratio: Any = "federated-auto",
-        lean: float = 0.0,
+        pooling: float = 0.0,
         weighting: Weighting | None = None,
         plan: Plan | None = None,
         validation: float = 0.0,
         patience: int | None = None,
         choose: str = "last",
-        flattenings: Sequence[float] = (),
         engine: str = "fused",
         device: str | None = None,
         folder: Path | str | None = None,
@@ -57,13 +56,12 @@ class _Federated(BaseEstimator, ABC):
         self.model = model
         self.objective = objective
         self.ratio = ratio
-        self.lean = lean
+        self.pooling = pooling
         self.weighting = weighting
         self.plan = plan
         self.validation = validation
         self.patience = patience
         self.choose = choose
-        self.flattenings = flattenings
         self.engine = engine
         self.device = device
         self.folder = folder
@@ -73,7 +71,7 @@ class _Federated(BaseEstimator, ABC):
         options: dict[str, Any] = {
             "objective": self.objective,
             "ratio": self.ratio,
-            "lean": self.lean,
+            "pooling": self.pooling,
             "weighting": Weighting() if self.weighting is None else self.weighting,
             "model": self.model,
             "plan": FedSGD(seed=self.seed) if self.plan is None else self.plan,
@@ -81,7 +79,6 @@ class _Federated(BaseEstimator, ABC):
             "validation": self.validation,
             "patience": self.patience,
             "choose": self.choose,
-            "flattenings": self.flattenings,
             "engine": self.engine,
             "device": self.device,
             "seed": self.seed,
@@ -89,7 +86,7 @@ class _Federated(BaseEstimator, ABC):
         return Settings(**options)
 
     def fit(self, federation: Federation, y: None = None) -> Self:
-        """Estimate ratios, train, and evaluate where test labels are there.
+        """Estimate ratios, train, and evaluate if there are test labels.
 
         Parameters
         ----------
@@ -100,11 +97,11 @@ class _Federated(BaseEstimator, ABC):
         Warns
         -----
         UnscaledColumns
-            If a model by the name "mlp" or "linear" gets columns of very different scale.
+            If the model is "mlp" or "linear" and columns have very different scales.
         """
         _check_federation(federation, "fit")
         if y is not None:
-            raise InputError("fit takes a Federation alone, which holds the labels; got y; drop it")
+            raise InputError("fit needs a Federation alone, which holds the labels; got y; drop y")
         for c in federation:
             c.check_labels()
         self._learn_labels(federation)
@@ -123,7 +120,7 @@ class _Federated(BaseEstimator, ABC):
         return self
 
     def evaluate(self, federation: Federation) -> Evaluation:
-        """Scores on every client's test rows; all need test labels."""
+        """Evaluate on the test rows of each client, all of which must have labels."""
         check_is_fitted(self, "outcome_")
         _check_federation(federation, "evaluate")
         for c in federation:
@@ -141,26 +138,26 @@ class _Federated(BaseEstimator, ABC):
                 f"X must have rows of shape {self.row_shape_}, as in fit; got {x.shape[1:]}"
             )
         model = self.outcome_.model(client)
-        kind = next(model.parameters()).dtype
-        found: FloatArray = predict(model, torch.tensor(x, dtype=kind)).double().numpy()
-        return found
+        dtype = next(model.parameters()).dtype
+        scores: FloatArray = predict(model, torch.tensor(x, dtype=dtype)).double().numpy()
+        return scores
 
     def _check_columns(self, names: Sequence[Any] | None, who: str) -> None:
-        """Data frames must have the columns of `fit`, in their order."""
+        """Raise unless data frames have the columns of `fit`, in the same order."""
         need = getattr(self, "feature_names_in_", None)
         have = None if names is None else [str(n) for n in names]
         same_names(need, have, who, of="fit, feature_names_in_")
 
     def _learn_labels(self, federation: Federation) -> None:
-        """Remember the classes."""
+        """Learn the classes."""
 
     @abstractmethod
     def _encoded(self, federation: Federation) -> Federation:
-        """The federation with labels as the training engine takes them."""
+        """The federation with labels encoded for the training engine."""
 
 
 class FederatedClassifier(_Federated):
-    """One classifier for all clients, trained on weighted rows that stay where they are.
+    """A classifier for all clients, trained on weighted training rows, which stay at their client.
 
     Parameters
     ----------
@@ -168,41 +165,40 @@ class FederatedClassifier(_Federated):
     objective : str
         "erm", "ftw", "fitw", "focus:CLIENT" (`fedshift.learn.objective.Objective`).
     ratio : str, estimator or mapping
-        "federated-auto" finds out from unlabelled test rows whether labels or inputs shifted
-        (`fedshift.federation.FederatedAuto`; ``outcome_.reason`` says which); "exact", another
-        name, an estimator of `fedshift.ratio`, or log ratios by client. Other than
-        "federated-auto", "federated-mlls" and "multi-source", estimators for "ftw" read all
-        clients' raw test rows; the ledger says so.
-    lean : float
-        How far clients lean on each other's training rows, from 0, each for itself, to 1, where a
-        row weighs the same wherever it lies (`fedshift.Settings`).
+        The source of log ratios: a name, an estimator of `fedshift.ratio`, or log ratios by client.
+        "federated-auto" decides from unlabelled test rows between label shift and covariate shift
+        (`fedshift.FederatedAuto`); ``outcome_.reason`` explains its choice. "exact" needs known
+        distributions. With "ftw", estimators other than "federated-auto", "federated-mlls" and
+        "multi-source" read the raw test rows of all clients, as the ledger shows.
+    pooling : float
+        Partial pooling of training rows, from 0 (none) to 1, where a row has the same weight at
+        every client (`fedshift.Settings`).
     weighting : Weighting, optional
     plan : FedSGD or FedAvg, optional
     validation, patience, choose
-        Early stopping and model choice on importance-weighted validation rows.
-    flattenings : sequence of float
-        Exponents of the ratios to train with, for example (1.0, 0.75, 0.5); the model of lowest
-        importance-weighted validation loss is kept. Needs `validation`.
+        Early stopping and model choice by importance-weighted validation (`fedshift.Settings`).
     engine : {"fused", "reference"}
+        "fused" computes all clients in one tensor program and is fast. "reference" computes one
+        client after another in plain code. Both give the same result up to rounding.
     device : str, optional
     folder : path, optional
-        Keeps checkpoints; a second `fit` of the same goes on from them.
+        Folder of checkpoints. A second `fit` with the same settings continues from the last one.
     seed : int
 
     Attributes
     ----------
     classes_ : ndarray
-        Of all clients' training labels.
+        Classes of the training labels of all clients.
     feature_names_in_ : ndarray of str
-        Columns, if a client's rows came as a data frame; frames given later must have the same.
+        Columns, if `fit` got data frames. Frames for `predict` must have the same columns.
     outcome_ : Outcome
     weights_, history_, ledger_
-        Parts of it.
+        The attributes of `outcome_` with these names.
 
     Examples
     --------
     >>> from fedshift.data import GaussianShift
-    >>> from fedshift.federation import FedSGD
+    >>> from fedshift import FedSGD
     >>> fed = GaussianShift.mean_shift(d=2, clients=2).draw(seed=0)
     >>> plan = FedSGD(iterations=50, lr=0.05)
     >>> clf = FederatedClassifier("linear", ratio="exact", plan=plan).fit(fed)
@@ -217,12 +213,12 @@ class FederatedClassifier(_Federated):
             self.classes_ = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
         except TypeError as error:
             raise InputError(
-                f"labels must be of one kind, all text or all numbers, at all clients; {error}; "
+                f"labels of all clients must be all text or all numbers; got both ({error}); "
                 "convert them, for example with y.astype(str)"
             ) from None
         if len(self.classes_) < 2:
             raise InputError(
-                f"a classifier needs at least two classes over all clients; got {self.classes_}"
+                f"a classifier needs two classes over all clients; got {self.classes_}; check y"
             )
 
     def _encoded(self, federation: Federation) -> Federation:
@@ -244,24 +240,27 @@ class FederatedClassifier(_Federated):
         unknown = self.classes_[at] != y
         if unknown.any():
             raise InputError(
-                f"client {c.name!r}: {part} must hold classes met in training, "
-                f"{list(self.classes_)}; got {y[np.argmax(unknown)]!r}; no client can teach it"
+                f"client {c.name!r}: {part} must hold classes of the training labels, "
+                f"{list(self.classes_)}; got {y[np.argmax(unknown)]!r}; remove these rows"
             )
         return np.asarray(at, dtype=np.int64)
 
     def predict_proba(self, X: Rows, *, client: str | None = None) -> Float64Array:
-        """Class probabilities (n, classes); a client's own model where BatchNorm is local."""
+        """Predict class probabilities (n, classes).
+
+        With local BatchNorm each client has its own model, and `client` names the one to use.
+        """
         scores = torch.as_tensor(self._scores(X, client))
         out: Float64Array = torch.softmax(scores, dim=1).numpy()
         return out
 
     def predict(self, X: Rows, *, client: str | None = None) -> npt.NDArray[Any]:
-        """Classes of rows."""
+        """Predict the classes of rows (n,)."""
         return np.asarray(self.classes_[self._scores(X, client).argmax(axis=1)])
 
 
 class FederatedRegressor(_Federated):
-    """One regression for all clients, with squared loss; parameters as `FederatedClassifier`."""
+    """A regression for all clients with squared loss; parameters as in `FederatedClassifier`."""
 
     _loss = "squared"
 
@@ -279,15 +278,15 @@ class FederatedRegressor(_Federated):
         )
 
     def predict(self, X: Rows, *, client: str | None = None) -> Float64Array:
-        """Predictions of rows, (n,)."""
+        """Predict the values of rows (n,)."""
         return np.asarray(self._scores(X, client), dtype=np.float64).reshape(-1)
 
 
 def _check_federation(federation: object, who: str) -> None:
     if not isinstance(federation, Federation):
         raise InputError(
-            f"{who} takes a fedshift.data.Federation; got {type(federation).__name__}; make one "
-            "with Federation.of({name: (x, y, test_x)}) or a shift of fedshift.data"
+            f"{who} needs a fedshift.Federation; got {type(federation).__name__}; make one "
+            "with Federation.of({name: (x, y, test_x)}) or use, say, fedshift.data.GaussianShift"
         )
 
 
@@ -304,9 +303,9 @@ def _numbers(c: ClientData, y: npt.NDArray[Any], part: str) -> Float64Array:
 
 
 def _check_scales(federation: Federation) -> None:
-    """Warn of vectors whose columns reach values too far apart; columns of zeros do not count.
+    """Warn if columns of vectors have very different largest absolute values, zero columns aside.
 
-    What a column reaches, not its deviation: a pixel or word that is rarely seen is no fault.
+    Standard deviations would also warn of rare pixels and words, which do no harm.
     """
     if federation[0].x.ndim != 2:
         return
@@ -317,26 +316,26 @@ def _check_scales(federation: Federation) -> None:
     scale = np.log10(reach[where].astype(np.float64))
     odd = where[np.abs(scale - np.median(scale)) > np.log10(APART) / 2]
     names = federation.columns or tuple(map(str, range(len(reach))))
-    said = ", ".join(f"{names[i]} (up to {reach[i]:.2g})" for i in odd[:8])
+    columns = ", ".join(f"{names[i]} (up to {reach[i]:.2g})" for i in odd[:8])
     warnings.warn(
-        f"columns differ in scale by more than {APART:.0f}, so that small ones are hardly learned "
-        f"from: {said}{', …' if len(odd) > 8 else ''}; standardise every column with the same "
-        "numbers at all sites, for example mean and deviation of the first client's rows",
+        f"scales of columns must be within a factor of {APART:.0f}, or columns of small values "
+        f"hardly count; got {columns}{', …' if len(odd) > 8 else ''}; standardise each column with "
+        "the same numbers at all sites, for example mean and deviation of one client's rows",
         UnscaledColumns,
         stacklevel=3,
     )
 
 
 class _Translated:
-    """Exact ratios of a federation whose labels were encoded: ask the one with its own labels."""
+    """Exact ratios of a federation with encoded labels, from that with the original labels."""
 
     def __init__(self, federation: Federation) -> None:
         self._original = federation
 
     def log_ratio(self, federation: Federation, client: str, goal: str) -> Float64Array:
-        """Log ratio at every training row of a client."""
+        """Log ratio at each training row of a client."""
         return self._original.exact_log_ratio(client, goal)
 
-    def log_laws(self, federation: Federation, client: str) -> Float64Array:
-        """Log densities of all training laws at every training row of a client."""
-        return self._original.exact_log_laws(client)
+    def log_densities(self, federation: Federation, client: str) -> Float64Array:
+        """Log densities of all training distributions at each training row of a client."""
+        return self._original.exact_log_densities(client)

@@ -1,10 +1,9 @@
-"""What a federation is trained with, as one value."""
+"""All settings of training a federation, as one value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Literal
 
 from torch import nn
@@ -13,11 +12,11 @@ from fedshift.core.device import pick_device
 from fedshift.core.params import nearest, one_of, whole
 from fedshift.core.weights import Weighting
 from fedshift.errors import InputError
+from fedshift.federation.client_weights import METHODS, RatioMethod
 from fedshift.federation.engine import Engine
 from fedshift.federation.fused import Fused
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.federation.reference import Reference
-from fedshift.federation.weigh import METHODS, RatioMethod
 from fedshift.learn.objective import Objective
 
 ENGINES: dict[str, type[Engine]] = {"fused": Fused, "reference": Reference}
@@ -25,74 +24,68 @@ ENGINES: dict[str, type[Engine]] = {"fused": Fused, "reference": Reference}
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    r"""How a federation is trained.
+    r"""Settings of training a federation.
 
     Attributes
     ----------
     objective : str
         See `fedshift.learn.objective.Objective`.
     ratio : str, estimator or mapping
-        Where weights come from. "federated-auto" finds out whether labels or inputs shifted
-        (`fedshift.federation.FederatedAuto`); "exact" needs a federation that knows its ratios.
-    lean : float
-        How far clients lean on each other's training rows, β in [0, 1]: the weight of client k's
-        row x is
+        The source of log ratios. "federated-auto" decides between label shift and covariate shift
+        from unlabelled rows (`fedshift.FederatedAuto`). "exact" needs a federation with known
+        distributions.
+    pooling : float
+        Exponent β in [0, 1] of partial pooling. A training row x of client k has the weight
 
         .. math:: K \frac{p_k(x)^β}{\sum_j p_j(x)^β} \cdot \frac{\sum_l p_l^{te}(x)}{p_k(x)}
 
-        with p the training laws. 0 is FTW-ERM, in which every client stands for the target alone;
-        with 1 a row weighs the same wherever it lies, and much only where no client has rows
-        (`fedshift.core.weights.log_share`). For objectives with one target ("ftw", "focus:…"),
-        ratios that tell training laws too ("exact", "federated-auto", "federated-mlls",
-        "multi-source"), and clients that take part equally often; with weights in the loss or as
-        sampling probabilities. Local steps drift apart the more clients lean, as what they minimise
-        differs.
+        where p_k are the training and p_l^te the test distributions of K clients. 0 is FTW-ERM, in
+        which the rows of each client alone represent the target. With 1, a row has the same weight
+        at every client, and the weight is large only in regions where no client has many training
+        rows (`fedshift.core.weights.log_share`). Pooling needs three things: an objective with one
+        target ("ftw", "focus:…"); a ratio that also gives training distributions ("exact",
+        "federated-auto", "federated-mlls", "multi-source"); and clients that participate equally
+        often. The weights must multiply the loss or set the sampling probabilities. They cannot
+        adjust logits (see `importance` of `plan`). With local steps, a larger β makes the models
+        of the clients drift apart, because the clients minimise different objectives.
     weighting : Weighting
     model : str, module or callable
         See `fedshift.learn.models.build`.
     plan : Plan
     loss : {"cross-entropy", "squared"}
     validation : float
-        Share of every client's training rows kept out for importance-weighted validation, by
-        ratios that are neither flattened nor held to an effective sample size; test labels are
-        never looked at before the end.
+        Share of the training rows of each client that is held out for importance-weighted
+        validation. The weights of these rows come from the ratios, without the flattening and
+        without the `min_ess` of `weighting`. Test labels are not used.
     patience : int, optional
-        Stop after so many checks without a lower validation loss. Needs `validation`.
+        Stop after this many checks without a lower validation loss. Needs `validation`.
     choose : {"last", "best"}
-        Which state is the result: the last, or the one of lowest validation loss.
-    flattenings : tuple of float
-        Exponents a in [0, 1] to train with, one after the other, for example (1.0, 0.75, 0.5);
-        all use the same log ratios. Kept is the model of lowest validation loss,
-
-        .. math:: â = \arg\min_a \frac{Σ v_i ℓ(θ_a; x_i, y_i)}{Σ v_i}, \qquad
-            θ_a \text{ trained with } w = r^a, \quad v_i = λ_k r_i / n_k
-
-        over held-out rows, whose ratios are never flattened; of equal losses, that of the larger
-        exponent. Limits of `weighting` (clip, winsorise) hold for training and validation, its
-        floor on the effective sample size for training alone. Needs `validation`, and takes the
-        place of ``weighting.flatten``. ERM has no ratios: it is trained once. It fails, as all
-        validation does, where few held-out rows carry most of the weight.
+        The state to return: the last, or the one with the lowest validation loss.
     check_every : int, optional
-        Rounds between checks of validation, checkpoints and lines of the record; default a
-        twentieth of the plan.
+        Rounds between checks. A check validates, writes a checkpoint and adds a line to the
+        history. Default: a twentieth of all rounds.
     watch_test : bool
-        Write the mean test figure into every line of the history ("test_accuracy" or "test_mse"),
-        and those of the clients ("test_clients", in their order). Nothing is chosen by it.
+        Add test scores to every line of the history: the mean over clients ("test_accuracy" or
+        "test_mse") and the score of each client ("test_clients", in the order of the clients).
+        Test scores never influence a choice.
     engine : {"fused", "reference"}
+        "fused" computes all clients in one tensor program and is fast. "reference" computes one
+        client after another in plain code. Both give the same result up to rounding.
     device : str, optional
-        Default: a GPU if there is one.
+        Device to compute on. Default: a GPU if there is one.
     precision : {"float32", "float64", "bfloat16"}
-        "bfloat16": arithmetic of training, parameters in float32; for a GPU, or a processor with
-        bfloat16 instructions (about twice as fast). Fused engine only.
+        Number format used in training. With "bfloat16" parameters stay in float32. "bfloat16" needs
+        the fused engine, and a GPU or a processor with bfloat16 instructions. It is about twice as
+        fast as "float32".
     compile : bool
-        Compile the model (GPU).
+        Compile the model (GPU only).
     seed : int
-        Of the model, the ratios and the validation split; the plan has its own.
+        Seed of the model, the ratios and the validation split. The plan has its own seed.
     """
 
     objective: str = "ftw"
     ratio: RatioMethod = "federated-auto"
-    lean: float = 0.0
+    pooling: float = 0.0
     weighting: Weighting = field(default_factory=Weighting)
     model: str | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = "lenet"
     plan: Plan = field(default_factory=FedSGD)
@@ -100,7 +93,6 @@ class Settings:
     validation: float = 0.0
     patience: int | None = None
     choose: Literal["last", "best"] = "last"
-    flattenings: tuple[float, ...] = ()
     check_every: int | None = None
     watch_test: bool = False
     engine: Literal["fused", "reference"] = "fused"
@@ -135,67 +127,39 @@ class Settings:
             raise InputError(f"validation must be a share in [0, 1); got {share!r}")
         if (self.patience is not None or self.choose == "best") and not self.validation:
             raise InputError(
-                "patience and choose='best' look at validation rows; set validation, for example "
-                "to 0.1"
+                "patience and choose='best' need validation rows; got validation=0; set it, for "
+                "example to 0.1"
             )
         self.plan.check_loss(self.loss)
-        self._check_lean()
-        object.__setattr__(self, "flattenings", self._exponents())
+        self._check_pooling()
         if isinstance(self.ratio, str) and self.ratio not in METHODS:
             raise InputError(f"ratio must be {nearest(self.ratio, METHODS)}")
         if self.ratio is None:
-            raise InputError("ratio must be given; take 'federated-auto', or 'exact' where known")
+            raise InputError("ratio must be given; got None; set it, such as 'federated-auto'")
 
-    def _check_lean(self) -> None:
+    def _check_pooling(self) -> None:
         objective = Objective.of(self.objective)
-        objective.check_lean(self.lean)
-        if not self.lean or objective.kind == "erm":
+        objective.check_pooling(self.pooling)
+        if not self.pooling or objective.kind == "erm":
             return
-        self.plan.check_lean()
+        self.plan.check_pooling()
         if self.weighting.normalise != "none":
             raise InputError(
-                "lean gives clients unequal parts of the target, which Weighting(normalise="
-                f"{self.weighting.normalise!r}) would undo; leave one of the two out"
+                "pooling needs normalise='none', so that mean weights can differ by client; got "
+                f"Weighting(normalise={self.weighting.normalise!r}); remove pooling or normalise"
             )
-
-    def _exponents(self) -> tuple[float, ...]:
-        """`flattenings`, checked."""
-        given = self.flattenings
-        good = isinstance(given, tuple | list) and all(
-            isinstance(a, Real) and not isinstance(a, bool) and 0 <= a <= 1 for a in given
-        )
-        if not good or len(set(given)) < len(given):
-            raise InputError(
-                "flattenings must be exponents in [0, 1], each once, for example "
-                f"(1.0, 0.75, 0.5); got {given!r}"
-            )
-        if given and not self.validation:
-            raise InputError(
-                "flattenings needs validation rows to choose on; got validation 0; set it, for "
-                "example to 0.1"
-            )
-        if given and self.plan.n_rounds == 0:
-            raise InputError(
-                "flattenings compares what was trained; the plan has no rounds; give it some, or "
-                "leave flattenings out"
-            )
-        if given and self.weighting.flatten != 1:
-            raise InputError(
-                "flattenings takes the place of the weighting's flatten, which must be 1; got "
-                f"{self.weighting.flatten}; leave one of them out"
-            )
-        return tuple(map(float, given))
 
 
 def device_of(settings: Settings) -> str:
-    """Where to compute; raises if settings ask for what is not here."""
+    """Return the device to compute on; raise if the settings need a device that is missing."""
     device = pick_device(settings.device)
     fused = {"compile": settings.compile, "precision='bfloat16'": settings.precision == "bfloat16"}
-    for name, wanted in fused.items():
-        if wanted and settings.engine != "fused":
+    for name, needed in fused.items():
+        if needed and settings.engine != "fused":
             raise InputError(
-                f"{name} needs engine='fused'; got engine={settings.engine!r}; leave it out"
+                f"{name} needs engine='fused'; got engine={settings.engine!r}; change engine, or "
+                f"remove {name}"
             )
     if settings.compile and not device.startswith("cuda"):
-        raise InputError(f"compile needs a GPU; got device {device!r}; leave it out")
+        raise InputError(f"compile needs a GPU; got device {device!r}; remove compile")
     return device

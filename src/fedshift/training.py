@@ -1,4 +1,4 @@
-"""From rows and weights to a trained state: hold out, train with checkpoints, validate, score."""
+"""Training on weighted rows: hold out, train with checkpoints, validate, score."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from fedshift.federation.marginals import class_count
 from fedshift.federation.task import State, Task
 from fedshift.learn.evaluate import Evaluation, evaluate, predict
 from fedshift.learn.models import build
-from fedshift.learn.validate import WeightedRisk, importance_weighted_risk
+from fedshift.learn.weighted_risk import WeightedRisk, importance_weighted_risk
 from fedshift.settings import ENGINES, Settings, device_of
 
 Watcher = Callable[[dict[str, Any]], None]
-Part = tuple[Federation, dict[str, Float64Array] | None]
+WeightedRows = tuple[Federation, dict[str, Float64Array] | None]
 
 
 def hold_out(
@@ -39,10 +39,11 @@ def hold_out(
     weights: Mapping[str, Weights] | None,
     settings: Settings,
     goal: Mapping[str, Weights] | None = None,
-) -> tuple[Part, Part | None]:
-    """Training rows with their weights, and those kept out for validation, class by class.
+) -> tuple[WeightedRows, WeightedRows | None]:
+    """Split rows with their weights into training and validation rows, class by class.
 
-    Rows kept out have the weights of `goal`, if they are others than those of training.
+    If `goal` (weights for validation) is given, validation rows get these weights instead of
+    the training weights.
     """
     values = [
         None if side is None else {n: w.values for n, w in side.items()}
@@ -50,17 +51,17 @@ def hold_out(
     ]
     if not settings.validation:
         return (federation, values[0]), None
-    sides: list[Part] = []
+    sides: list[WeightedRows] = []
     chosen = {}
     for c in federation:
         count = max(1, round(settings.validation * len(c.x)))
         if count >= len(c.x):
             raise InputError(
-                f"client {c.name!r} has {len(c.x)} rows, too few to keep {count} out for "
+                f"client {c.name!r} has {len(c.x)} rows, too few to hold {count} out for "
                 "validation; lower validation"
             )
         order = draw.permutation(draw.key(settings.seed, "validation", c.name), 0, len(c.x))
-        if settings.loss == "cross-entropy":  # rare classes keep their share of both sides
+        if settings.loss == "cross-entropy":  # rare classes keep their share on both sides
             order = order[np.argsort(c.y[order], kind="stable")]
         every = np.diff(np.arange(len(c.x) + 1) * count // len(c.x)) > 0
         chosen[c.name] = (np.sort(order[~every]), np.sort(order[every]))
@@ -75,21 +76,21 @@ def hold_out(
 
 
 def count_classes(federation: Federation, settings: Settings) -> int:
-    """Classes of all training labels, checked before anything long begins; 1 in regression."""
+    """Check the labels and count the classes of all training labels; 1 in regression."""
     if settings.loss != "cross-entropy":
         return 1
     classes = class_count(federation)
     for c in federation:
         if c.test_y is not None and len(c.test_y) and c.test_y.max() >= classes:
             raise InputError(
-                f"client {c.name!r}: test labels must be classes met in training, 0 to "
-                f"{classes - 1}; got {c.test_y.max()}; no client can teach it"
+                f"client {c.name!r}: test labels must be classes of the training labels, 0 to "
+                f"{classes - 1}; got {c.test_y.max()}, which no client trains on; remove these rows"
             )
     return classes
 
 
 def with_numbers(federation: Federation) -> Federation:
-    """The federation with labels as float64, so that nobody takes whole numbers for classes."""
+    """Convert labels to float64, so that whole numbers are not taken for classes."""
     numbers = (replace(c, y=np.asarray(c.y, dtype=np.float64)) for c in federation)
     return replace(federation, clients=tuple(numbers))
 
@@ -101,7 +102,7 @@ def make_task(
     *,
     classes: int | None = None,
 ) -> Task:
-    """The task of training rows and weights."""
+    """Build the task, which holds the rows, weights, model and plan that an engine trains on."""
     classes = count_classes(federation, settings) if classes is None else classes
     model = build(settings.model, federation[0].x.shape[1:], classes, seed=settings.seed)
     task = Task.of(
@@ -118,24 +119,24 @@ def make_task(
 
 
 def _check_output(task: Task, classes: int) -> None:
-    """Raise unless the model turns rows into as many scores as there are classes."""
+    """Raise unless the model returns one score per class."""
     rows = task.x[:2]
     try:
         with torch.inference_mode():
             out = copy.deepcopy(task.model).eval()(rows)
     except RuntimeError as error:
         raise InputError(
-            f"model must take rows of shape {tuple(rows.shape[1:])}; got from it: {error}"
+            f"model must take rows of shape {tuple(rows.shape[1:])}; it raised: {error}"
         ) from error
     if out.shape != (len(rows), classes):
         raise InputError(
-            f"model must give {classes} scores a row, shape ({len(rows)}, {classes}) for "
+            f"model must return {classes} scores per row, shape ({len(rows)}, {classes}) for "
             f"{len(rows)} rows; got {tuple(out.shape)}"
         )
 
 
 def start_engine(task: Task, state: State, settings: Settings) -> Engine:
-    """The engine the settings ask for, at a state."""
+    """Create the engine that the settings name, starting from a state."""
     if settings.engine == "fused":
         amp = settings.precision == "bfloat16"
         return Fused(task, state, amp=amp, compile=settings.compile)
@@ -144,42 +145,39 @@ def start_engine(task: Task, state: State, settings: Settings) -> Engine:
 
 def train(
     task: Task,
-    held: Part | None,
+    validation: WeightedRows | None,
     settings: Settings,
     *,
-    tag: Mapping[str, float],
     folder: Path | None,
-    tell: Watcher,
+    watch: Watcher,
     ledger: Ledger,
     test: Callable[[State], Evaluation] | None,
 ) -> tuple[State, list[dict[str, Any]], str]:
-    """Run the plan's rounds, with checks, checkpoints and early stopping.
+    """Run the rounds of the plan, with checks, checkpoints and early stopping.
 
     Parameters
     ----------
-    held : Part, optional
-        Rows kept out, with the weights they are judged by.
-    tag : mapping
-        Goes into every line and event; names one of several trainings.
+    validation : WeightedRows, optional
+        Validation rows with their weights.
     folder : Path, optional
-        Of checkpoints; training goes on from the last.
+        Folder of checkpoints; training continues from the last one.
     ledger : Ledger
-        Is told what was sent, also if training diverges.
+        Records what is sent, also if training diverges.
     test : callable, optional
-        Scores a state for the history; nothing is chosen by it.
+        Scores a state for the history; its scores never influence a choice.
 
     Returns
     -------
     state : State
-        The last, or the best as the settings say.
+        The last or the best state, as set by `Settings.choose`.
     history : list of dict
     stopped : str
-        Why it ended.
+        Why training ended.
 
     Raises
     ------
     TrainingDiverged
-        If a loss, or a score of a held-out row, is not finite.
+        If a loss or a score of a validation row is not finite.
     """
     total = task.plan.n_rounds
     every = settings.check_every or max(1, total // 20)
@@ -189,12 +187,12 @@ def train(
         "device": task.x.device.type,
         "precision": settings.precision,
         "model": digest(repr(task.model), task.model.state_dict().values()),
-        "validation": f"{settings.validation} {settings.seed if held else ''}",
+        "validation": f"{settings.validation} {settings.seed if validation else ''}",
     }
-    if held is not None and held[1] is not None:  # may be others than those of training
-        mark["validation weights"] = digest("", map(torch.as_tensor, held[1].values()))
-    found = None if folder is None else load(folder, expect=mark)
-    state, notes = found if found else (task.begin(), {"history": [], "best": None, "ledger": []})
+    if validation is not None and validation[1] is not None:  # may differ from those of training
+        mark["validation weights"] = digest("", map(torch.as_tensor, validation[1].values()))
+    last = None if folder is None else load(folder, expect=mark)
+    state, notes = last if last else (task.begin(), {"history": [], "best": None, "ledger": []})
     best = State(
         int(notes["best"]["round"]) if notes["best"] else 0,
         {n.removeprefix("best/"): t for n, t in state.tensors.items() if n.startswith("best/")},
@@ -205,8 +203,8 @@ def train(
     history: list[dict[str, Any]] = notes["history"]
     spent = Ledger.from_records(notes["ledger"])
     engine = start_engine(task, state, settings)
-    stopped = f"all {total} rounds were run"
-    tell({"phase": "train", "round": state.round, "rounds": total, **tag})
+    stopped = f"all {total} rounds are done"
+    watch({"phase": "train", "round": state.round, "rounds": total})
     done, tries = state.round, int(notes.get("tries", 0))
     try:
         while done < total:
@@ -221,11 +219,10 @@ def train(
                 "round": done,
                 "loss": float(log.losses.mean()),
                 "seconds": time.perf_counter() - begin,
-                **tag,
             }
             state = engine.state
-            if held is not None:
-                risk = validate(task, state, held, settings)
+            if validation is not None:
+                risk = validate(task, state, validation, settings)
                 line |= {"validation_loss": risk.loss, "validation_accuracy": risk.accuracy}
                 if not notes["best"] or risk.loss < notes["best"]["loss"]:
                     notes["best"] = {"round": done, "loss": risk.loss}
@@ -233,15 +230,15 @@ def train(
                 else:
                     tries += 1
             if test is not None:
-                seen = test(state)
-                line |= {f"test_{seen.figure}": seen.mean, "test_clients": seen.values.tolist()}
+                s = test(state)
+                line |= {f"test_{s.figure}": s.mean, "test_clients": s.values.tolist()}
             history.append(line)
-            tell({"phase": "check", "rounds": total, **line})
+            watch({"phase": "check", "rounds": total, **line})
             if folder is not None:
                 extra = {f"best/{n}": t for n, t in best.tensors.items()}
                 notes |= {"history": history, "tries": tries, "ledger": spent.to_records()}
                 save(folder, State(done, {**state.tensors, **extra}), notes, fingerprint=mark)
-    finally:  # what a run that diverged has sent counts too
+    finally:  # also what a diverged run has sent
         ledger.merge(spent)
     if settings.choose == "best" and best.tensors:
         stopped += f"; the state after round {best.round} had the lowest validation loss"
@@ -249,26 +246,26 @@ def train(
     return state, history, stopped
 
 
-def validate(task: Task, state: State, held: Part, settings: Settings) -> WeightedRisk:
-    """Importance-weighted risk on held-out training rows, summed over clients."""
-    federation, weights = held
+def validate(task: Task, state: State, rows: WeightedRows, settings: Settings) -> WeightedRisk:
+    """Compute the importance-weighted risk on validation rows, summed over clients."""
+    federation, weights = rows
     total: WeightedRisk | None = None
     shared = None if task.plan.norm == "local" else _on_device(task, state, None)
     for c, share in zip(federation, task.share, strict=True):
         if share == 0 or (weights is not None and not weights[c.name].any()):
-            continue  # no part of the objective
+            continue  # not in the objective
         model = _on_device(task, state, c.name) if shared is None else shared
         scores = predict(model, torch.as_tensor(c.x, dtype=task.x.dtype))
         if not bool(torch.isfinite(scores).all()):
             raise TrainingDiverged(
-                f"after round {state.round} scores of client {c.name!r}'s held-out rows are not "
-                "finite; lower lr, or the largest weights with Weighting(clip=…)"
+                f"after round {state.round}, scores of validation rows of client {c.name!r} are "
+                "not finite; lower lr, or limit weights with Weighting(clip=…)"
             )
         w = np.ones(len(c.y)) if weights is None else weights[c.name]
         risk = importance_weighted_risk(scores, c.y, w, loss=settings.loss, share=float(share))
         total = risk if total is None else total + risk
     if total is None:
-        raise InputError("no held-out row counts: every client's weight is 0")
+        raise InputError("validation needs a row with weight > 0; got none; check the ratios")
     return total
 
 
@@ -279,7 +276,7 @@ def score(
     settings: Settings,
     weights: Mapping[str, Weights] | None = None,
 ) -> Evaluation:
-    """Evaluate a state on every client's test rows."""
+    """Evaluate a state on the test rows of every client."""
     local = task.plan.norm == "local"
     shared = None if local else _on_device(task, state, None)
 

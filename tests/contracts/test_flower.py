@@ -23,13 +23,13 @@ from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.robust import Robust
 from fedshift.federation import flower
 from fedshift.federation.checkpoint import load
+from fedshift.federation.client_weights import compute_client_weights
+from fedshift.federation.deployment_task import DeploymentTask, RatioPhase
 from fedshift.federation.flower import client_app, server_app
-from fedshift.federation.job import Job, RatioPhase
 from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, Sign, TopK
 from fedshift.federation.reference import Reference
 from fedshift.federation.site import Site
 from fedshift.federation.task import State, Task
-from fedshift.federation.weigh import weights_of
 from fedshift.learn.models import MLP, build
 from fedshift.privacy.policy import Privacy
 
@@ -75,7 +75,7 @@ def given(objective: str) -> dict[str, Any]:
 class Described:
     """A job and its sites, as an app is made of them."""
 
-    def __init__(self, job: Job, sites: Mapping[str, Site], folder: Path) -> None:
+    def __init__(self, job: DeploymentTask, sites: Mapping[str, Site], folder: Path) -> None:
         self._job, self._sites, self._folder = job, sites, folder
 
     def client(self, node: Mapping[str, Any]) -> str:
@@ -84,7 +84,7 @@ class Described:
     def site(self, node: Mapping[str, Any]) -> Site:
         return self._sites[str(node["client"])]
 
-    def job(self, run: Mapping[str, Any]) -> Job:
+    def job(self, run: Mapping[str, Any]) -> DeploymentTask:
         return self._job
 
     def folder(self, run: Mapping[str, Any]) -> Path:
@@ -170,8 +170,8 @@ PLANS: dict[str, Any] = {
 PARTICIPATION: dict[str, Any] = {"all": None, "drawn": 2, "fixed": ("cedar", "ash")}
 
 
-def job_of(plan: Any, objective: str, precision: Any) -> Job:
-    return Job(
+def job_of(plan: Any, objective: str, precision: Any) -> DeploymentTask:
+    return DeploymentTask(
         clients=tuple(SIZES),
         shape=(5,),
         classes=CLASSES,
@@ -194,7 +194,7 @@ def _a_server_process(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(TaskIdentity, name, 1)
 
 
-def by_flower(job: Job, folder: Path) -> tuple[State, Wire]:
+def by_flower(job: DeploymentTask, folder: Path) -> tuple[State, Wire]:
     """The state after all rounds, carried by Flower's messages."""
     ratios = given(job.objective)
     sites = {
@@ -202,7 +202,7 @@ def by_flower(job: Job, folder: Path) -> tuple[State, Wire]:
             job,
             c,
             folder / "sites" / c.name,
-            privacy=Privacy(rung=0, min_rows=1),
+            privacy=Privacy(disclosure_level=0, min_rows=1),
             log_ratio=ratios.get(c.name),
         )
         for c in federation()
@@ -219,9 +219,11 @@ def _own_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {n.removeprefix("0/"): t for n, t in tensors.items()}
 
 
-def by_reference(job: Job) -> State:
+def by_reference(job: DeploymentTask) -> State:
     weights = {
-        n: weights_of(n, r, job.weighting, len(SIZES) if job.objective == "ftw" else 1).values
+        n: compute_client_weights(
+            n, r, job.weighting, len(SIZES) if job.objective == "ftw" else 1
+        ).values
         for n, r in given(job.objective).items()
     }
     dtype = torch.float64 if job.precision == "float64" else torch.float32
@@ -259,7 +261,7 @@ def test_clients_with_other_parts_or_none(plan: str, norm: str, tmp_path: Path) 
     compare(job_of(made, "ftw", "float64"), tmp_path)
 
 
-def compare(job: Job, folder: Path) -> None:
+def compare(job: DeploymentTask, folder: Path) -> None:
     found, wire = by_flower(job, folder)
     expected = by_reference(job)
     assert found.round == expected.round == ROUNDS
@@ -277,7 +279,7 @@ def compare(job: Job, folder: Path) -> None:
     assert '"dropped"' not in events
 
 
-def _same_memory(job: Job, folder: Path, expected: State, kept: set[str]) -> None:
+def _same_memory(job: DeploymentTask, folder: Path, expected: State, kept: set[str]) -> None:
     """What stays with the sites is theirs of the reference too."""
     for k, name in enumerate(job.clients):
         files = sorted((folder / "sites" / name).glob("*/memory-model-*.safetensors"))

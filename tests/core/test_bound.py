@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from fedshift.core.bound import (
-    Cells,
+    CellTable,
     capped,
     cell_masses,
     cell_ratios,
@@ -26,7 +26,7 @@ from fedshift.core.samples import Sample
 from fedshift.errors import InputError
 
 
-def table(source: list[float], target: list[float], **more: float) -> Cells:
+def table(source: list[float], target: list[float], **more: float) -> CellTable:
     s, t = np.array(source, dtype=float), np.array(target, dtype=float)
     n, m = s.sum(), t.sum()
     return tabulate(s / n, t / m, n_source=n, n_target=m, **more)  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ def test_masses_and_ratios_by_hand() -> None:
     cell = np.array([0, 0, 1, 3])
     mass = cell_masses(cell, np.full(4, 0.25), 4)
     assert mass.tolist() == [0.5, 0.25, 0.0, 0.25]
-    ratio = cell_ratios(mass, np.array([0.25, 0.5, 0.25, 0.0]), n_laws=3)
+    ratio = cell_ratios(mass, np.array([0.25, 0.5, 0.25, 0.0]), n_targets=3)
     assert ratio.tolist() == [1.5, 6.0, 0.0, 0.0]  # 0 where there is no source row
 
 
@@ -45,13 +45,15 @@ def test_masses_and_ratios_by_hand() -> None:
     st.integers(1, 5),
 )
 @settings(max_examples=60, deadline=None)
-def test_mean_ratio_is_the_number_of_laws(counts: list[tuple[int, int]], laws: int) -> None:
+def test_mean_ratio_is_the_number_of_distributions(
+    counts: list[tuple[int, int]], distributions: int
+) -> None:
     s, t = np.array(counts, dtype=float).T
     if t.sum() == 0:
         return
-    ratio = cell_ratios(s / s.sum(), t / t.sum(), n_laws=laws)
-    assert np.dot(s / s.sum(), ratio) == pytest.approx(laws)
-    assert ratio.max() >= laws - 1e-9
+    ratio = cell_ratios(s / s.sum(), t / t.sum(), n_targets=distributions)
+    assert np.dot(s / s.sum(), ratio) == pytest.approx(distributions)
+    assert ratio.max() >= distributions - 1e-9
 
 
 def test_smoothing_draws_towards_no_shift() -> None:
@@ -87,7 +89,7 @@ def test_largest_ratio_and_its_options() -> None:
     assert largest_ratio(cells) == pytest.approx(30.0)
     assert largest_ratio(cells, min_count=10) == pytest.approx(60 / 19)
     assert largest_ratio(cells, min_count=10, upper=True) == pytest.approx(cells.upper[1])
-    assert largest_ratio(cells, min_count=1000, n_laws=4) == 4.0  # no cell left: the mean
+    assert largest_ratio(cells, min_count=1000, n_targets=4) == 4.0  # no cell left: the mean
     assert "largest ratio 30" in repr(cells)
     assert next(iter(cells.to_dict())) == "source_mass"
 
@@ -95,8 +97,10 @@ def test_largest_ratio_and_its_options() -> None:
 def test_cap() -> None:
     assert capped(7.0, None) == 7.0
     assert capped(7.0, 5.0) == 5.0
-    with pytest.raises(InputError, match="cap must be at least the number of target laws, 3"):
-        capped(7.0, 2.0, n_laws=3)
+    with pytest.raises(
+        InputError, match="cap must be at least the number of target distributions, 3"
+    ):
+        capped(7.0, 2.0, n_targets=3)
 
 
 def test_error_vanishes_for_the_whole_space() -> None:

@@ -25,13 +25,13 @@ def named(name: str, c: float = C) -> Divergence:
     return bregman.divergence(name, c=c)
 
 
-def minimiser(which: Divergence, c: float, start: list[float], n_laws: int = 1) -> np.ndarray:
+def minimiser(which: Divergence, c: float, start: list[float], n_targets: int = 1) -> np.ndarray:
     """Exact minimiser of max(0, A) + B on the two-state problem, by repeated quasi-Newton."""
 
     def risk(log_r: np.ndarray) -> tuple[float, np.ndarray]:
         s = torch.tensor(log_r, dtype=torch.float64, requires_grad=True)
         a, b = nonnegative_parts(
-            s, s, which, c=c, n_laws=n_laws, source_weight=SOURCE, target_weight=TARGET
+            s, s, which, c=c, n_targets=n_targets, source_weight=SOURCE, target_weight=TARGET
         )
         value = a.clamp(min=0) + b
         (gradient,) = torch.autograd.grad(value, s)
@@ -53,26 +53,26 @@ def test_exact_minimiser_is_the_true_ratio(name: str, start: list[float]) -> Non
 
 
 @pytest.mark.parametrize("name", ["lsif", "ukl", "lr", "robust"])
-def test_exact_minimiser_for_a_sum_of_laws(name: str) -> None:
-    # three copies of the target law: the ratio is three times as large, C a third
-    found = minimiser(named(name), C / 3, [0.0, 0.0], n_laws=3)
-    np.testing.assert_allclose(found, 3 * TRUTH, rtol=1e-6)
+def test_exact_minimiser_for_a_sum_of_distributions(name: str) -> None:
+    # three copies of the target distribution: the ratio is three times as large, C a third
+    result = minimiser(named(name), C / 3, [0.0, 0.0], n_targets=3)
+    np.testing.assert_allclose(result, 3 * TRUTH, rtol=1e-6)
 
 
 def test_too_large_c_moves_the_minimiser() -> None:
     # min B on the kink A = 0, where r2/r1 = sqrt(.22/.42): solved by hand
     ratio = np.sqrt(0.22 / 0.42)
     first = (0.9 + 0.1 * ratio) / (2 * 0.4 * (0.9 + 0.1 * ratio**2))
-    found = minimiser(named("lsif"), 0.8, [0.1, -0.1])
-    np.testing.assert_allclose(found, [first, ratio * first], atol=2e-3)
+    result = minimiser(named("lsif"), 0.8, [0.1, -0.1])
+    np.testing.assert_allclose(result, [first, ratio * first], atol=2e-3)
     np.testing.assert_allclose([first, ratio * first], [1.285, 0.93], atol=1e-2)
 
 
 def test_literal_lsif_has_the_wrong_minimiser() -> None:
     # the printed ℓ1 = (z² − 1)/2 may be negative, so the clamp bites where it must not
     literal = Divergence("literal", lambda s: ((2 * s).exp() - 1) / 2, torch.exp)
-    found = minimiser(literal, 1 / 1.8, [0.2, -0.2])
-    np.testing.assert_allclose(found, [1.8, 1.0], atol=2e-2)
+    result = minimiser(literal, 1 / 1.8, [0.2, -0.2])
+    np.testing.assert_allclose(result, [1.8, 1.0], atol=2e-2)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_gradients_by_finite_differences(name: str) -> None:
     )
 
     def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return training_loss(*nonnegative_parts(a, b, named(name), c=C, n_laws=2))
+        return training_loss(*nonnegative_parts(a, b, named(name), c=C, n_targets=2))
 
     assert torch.autograd.gradcheck(loss, (s, t), eps=1e-6, atol=1e-6)
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad
 
 from fedshift.core import calibrate
-from fedshift.core.calibrate import Evidence, Saturation, stack, worthwhile_saturation
+from fedshift.core.calibrate import RatioEvidence, Saturation, stack, worthwhile_saturation
 
 
-def even(n: int, m: int | None = None) -> Evidence:
-    return Evidence.of(np.full(n, 1 / n), np.full(m or n, 1 / (m or n)))
+def even(n: int, m: int | None = None) -> RatioEvidence:
+    return RatioEvidence.of(np.full(n, 1 / n), np.full(m or n, 1 / (m or n)))
 
 
 def two_groups(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,10 +62,10 @@ def test_wide_bounds_are_a_straight_line() -> None:
 
 def test_gradient_by_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     s, t = two_groups(50, 2)
-    seen = {}
+    errors = {}
 
     def spy(loss, start, **_):
-        seen["error"] = check_grad(
+        errors["error"] = check_grad(
             lambda x: loss(x)[0], lambda x: loss(x)[1], np.array([0.1, -1.0, 0.5, 0.7])
         )
         return real(loss, start, **_)
@@ -73,7 +73,7 @@ def test_gradient_by_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None
     real = calibrate.minimize
     monkeypatch.setattr(calibrate, "minimize", spy)
     Saturation.fit(s, t, even(50))
-    assert seen["error"] < 1e-5
+    assert errors["error"] < 1e-5
 
 
 def test_stack_prefers_the_truth_to_noise() -> None:

@@ -44,21 +44,21 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_content_reaches_the_disk_before_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str] = []
+    steps: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
     def synced(handle: int) -> None:
-        seen.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "content")
+        steps.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "content")
         fsync(handle)
 
     def renamed(self: Path, target: Path) -> Path:
-        seen.append("name")
+        steps.append("name")
         return replace(self, target)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", renamed)
     write_text(tmp_path / "a.txt", "one")
-    assert seen == ["content", "name", "folder"]
+    assert steps == ["content", "name", "folder"]
 
 
 def test_a_file_system_that_cannot_flush_a_folder_will_do(
@@ -72,7 +72,7 @@ def test_a_file_system_that_cannot_flush_a_folder_will_do(
     code = errno.EINVAL
     write_text(tmp_path / "a.txt", "one")
     code = errno.EIO
-    with pytest.raises(OutputError, match=r"the name of .*b\.txt"):
+    with pytest.raises(OutputError, match=r"the folder of .*b\.txt"):
         write_text(tmp_path / "b.txt", "one")
 
 

@@ -1,4 +1,4 @@
-"""Label shift as functions: known truth and laws."""
+"""Label shift as functions: known truth and distributions."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_mlls_on_calibrated_posteriors_finds_the_truth(seed: int, k: int) -> Non
     channel, source, target = exact_problem(seed, k)
     posterior = channel * source
     posterior /= posterior.sum(axis=1, keepdims=True)
-    found = mlls(posterior, source, weight=channel @ target, tol=1e-13)
-    assert found.converged
-    np.testing.assert_allclose(found.prior, target, atol=1e-7)
-    assert np.all(np.diff(found.log_likelihood) >= -1e-12)
+    result = mlls(posterior, source, weight=channel @ target, tol=1e-13)
+    assert result.converged
+    np.testing.assert_allclose(result.prior, target, atol=1e-7)
+    assert np.all(np.diff(result.log_likelihood) >= -1e-12)
 
 
 @given(st.integers(0, 10_000))
@@ -47,9 +47,9 @@ def test_mlls_on_calibrated_posteriors_finds_the_truth(seed: int, k: int) -> Non
 def test_em_never_lowers_the_likelihood(seed: int) -> None:
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.full(4, 0.3), 60)
-    found = mlls(p, rng.dirichlet(np.ones(4) * 3), max_iter=200)
-    assert np.all(np.diff(found.log_likelihood) >= -1e-12)
-    assert found.prior.sum() == pytest.approx(1.0)
+    result = mlls(p, rng.dirichlet(np.ones(4) * 3), max_iter=200)
+    assert np.all(np.diff(result.log_likelihood) >= -1e-12)
+    assert result.prior.sum() == pytest.approx(1.0)
 
 
 def test_rlls_penalty_draws_towards_one() -> None:

@@ -38,7 +38,7 @@ def test_blind_to_order_and_duplication(x: np.ndarray, seed: int) -> None:
         np.testing.assert_allclose(a.weight, other.weight)
 
 
-def test_each_law_counts_once() -> None:
+def test_each_distribution_counts_once() -> None:
     s = Sample.of(np.zeros((10, 1)), np.ones((1, 1)))
     np.testing.assert_allclose(s.weight, [0.5, 0.5])
     rng = np.random.default_rng(0)
@@ -151,10 +151,10 @@ def test_constant_and_disjoint_columns_are_named() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(20, 3)), rng.normal(size=(20, 3))
     a[:, 1] = b[:, 1] = 7.0
-    with pytest.warns(ConstantColumns, match="columns 1 hold one value"):
+    with pytest.warns(ConstantColumns, match="columns 1 hold a single value"):
         read_pair(a, b)
     with pytest.raises(InputError, match="every column"):
         read_pair(np.ones((3, 2)), np.ones((3, 2)))
     b = rng.normal(size=(20, 3)) + np.array([0, 0, 100.0])
-    with pytest.warns(DisjointSupport, match="columns 2 have no value in common"):
+    with pytest.warns(DisjointSupport, match="columns 2 every target value lies outside"):
         read_pair(rng.normal(size=(20, 3)), b)

@@ -1,4 +1,4 @@
-"""Calibration of class probabilities: known truth and laws."""
+"""Calibration of class probabilities: known truth and distributions."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def one_sided(seed: int, counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarra
     """Scores of a classifier that takes half of the rows of class 0 for class 1, and labels."""
     rng = np.random.default_rng(seed)
     y = np.repeat(np.arange(3), counts)
-    taken = np.where((y == 0) & (rng.random(len(y)) < 0.5), 1, y)
-    scores = 3.0 * np.eye(3)[taken] + rng.normal(0, 0.7, (len(y), 3))
+    guess = np.where((y == 0) & (rng.random(len(y)) < 0.5), 1, y)
+    scores = 3.0 * np.eye(3)[guess] + rng.normal(0, 0.7, (len(y), 3))
     return np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True), y
 
 
@@ -54,40 +54,40 @@ def test_matrix_scaling_finds_shares_of_classes_given_away() -> None:
         p, y = one_sided(seed, (400, 400, 400))
         used, _ = one_sided(seed + 100, (1800, 100, 100))
         assert matrix_scaling(p, y).spread > 0
-        laws = [mlls(fit(p, y)(used), uniform).prior for fit in (bcts, matrix_scaling)]
-        off.append([np.abs(law - truth).sum() for law in laws])
+        distributions = [mlls(fit(p, y)(used), uniform).prior for fit in (bcts, matrix_scaling)]
+        off.append([np.abs(distribution - truth).sum() for distribution in distributions])
         assert off[-1][1] < 0.6 * off[-1][0]
-    plain, mended = np.mean(off, axis=0)
-    assert mended < 0.15 < 0.4 < plain
+    plain, matrix = np.mean(off, axis=0)
+    assert matrix < 0.15 < 0.4 < plain
 
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=20, deadline=None)
-def test_laws_of_matrix_scaling(seed: int) -> None:
+def test_distributions_of_matrix_scaling(seed: int) -> None:
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.ones(4), 200)
     y = (rng.random((200, 1)) > p.cumsum(axis=1)).sum(axis=1).clip(max=3)
     w = rng.random(200)
     w /= w.sum()
-    first, found = bcts(p, y, weight=w), matrix_scaling(p, y, weight=w)
+    first, result = bcts(p, y, weight=w), matrix_scaling(p, y, weight=w)
     # every class is foretold as often as it is there, and rows are explained no worse
-    np.testing.assert_allclose(w @ found(p), np.bincount(y, w, minlength=4), atol=1e-5)
+    np.testing.assert_allclose(w @ result(p), np.bincount(y, w, minlength=4), atol=1e-5)
     at = np.arange(200), y
-    assert w @ np.log(found(p)[at]) >= w @ np.log(first(p)[at]) - 1e-9
-    # a firm belief that nothing is to be mended leaves the temperature alone
+    assert w @ np.log(result(p)[at]) >= w @ np.log(first(p)[at]) - 1e-9
+    # a narrow prior leaves the temperature unchanged
     firm = matrix_scaling(p, y, weight=w, spread=1e-4)
     np.testing.assert_allclose(firm(p), first(p), atol=1e-4)
     # names of classes mean nothing
     order = rng.permutation(4)
     renamed = matrix_scaling(p[:, order], np.argsort(order)[y], weight=w)
-    np.testing.assert_allclose(renamed(p[:, order]), found(p)[:, order], atol=1e-3)
+    np.testing.assert_allclose(renamed(p[:, order]), result(p)[:, order], atol=1e-3)
 
 
 @pytest.mark.parametrize(("classes", "rows"), [(3, 30), (10, 50), (30, 20), (60, 40)])
 def test_a_matrix_does_no_harm_where_a_temperature_is_all_that_is_needed(
     classes: int, rows: int
 ) -> None:
-    """True posteriors squared: k² numbers can only fit noise, and rows kept out say so."""
+    """True posteriors squared: k² numbers can only fit noise, and held-out rows show it."""
     off: dict[float | None, list[float]] = {0.0: [], 1.0: [], None: []}
     for seed in range(5):
         rng = np.random.default_rng(seed)
@@ -103,10 +103,12 @@ def test_a_matrix_does_no_harm_where_a_temperature_is_all_that_is_needed(
         use = rng.choice(classes, 2000, p=rng.dirichlet(np.full(classes, 0.5)))
         p, q = judged(y), judged(use)
         truth = np.bincount(use, minlength=classes) / len(use)
-        for spread, found in off.items():
-            law = mlls(matrix_scaling(p, y, spread=spread)(q), np.full(classes, 1 / classes)).prior
-            found.append(float(np.abs(law - truth).sum()))
-    plain, always, chosen = (np.mean(found) for found in off.values())
+        for spread, result in off.items():
+            distribution = mlls(
+                matrix_scaling(p, y, spread=spread)(q), np.full(classes, 1 / classes)
+            ).prior
+            result.append(float(np.abs(distribution - truth).sum()))
+    plain, always, chosen = (np.mean(result) for result in off.values())
     assert chosen < plain + 0.002
     assert classes < 10 or always > plain + 0.003  # so there is something to choose
 
@@ -114,13 +116,13 @@ def test_a_matrix_does_no_harm_where_a_temperature_is_all_that_is_needed(
 def test_matrix_scaling_of_odd_rows() -> None:
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.ones(3), 40)
-    y = np.array([0] * 20 + [1] * 18 + [2] * 2)  # a class of two rows is never kept out
-    found = matrix_scaling(p, y)
-    np.testing.assert_allclose(found(p).mean(axis=0), [0.5, 0.45, 0.05], atol=1e-5)
+    y = np.array([0] * 20 + [1] * 18 + [2] * 2)  # a class of two rows is never held out
+    result = matrix_scaling(p, y)
+    np.testing.assert_allclose(result(p).mean(axis=0), [0.5, 0.45, 0.05], atol=1e-5)
     order = rng.permutation(40)  # the order of rows means nothing
     again = matrix_scaling(p[order], y[order])
-    assert again.spread == found.spread
-    np.testing.assert_allclose(again(p), found(p), atol=1e-6)
+    assert again.spread == result.spread
+    np.testing.assert_allclose(again(p), result(p), atol=1e-6)
     none = matrix_scaling(p, y, spread=0.0)
     np.testing.assert_allclose(none(p), bcts(p, y)(p), atol=1e-12)
     assert matrix_scaling([[0.5, 0.5]], [1]).spread == 0  # one row speaks for nothing
@@ -132,11 +134,11 @@ def test_matrix_scaling_leaves_true_posteriors_alone() -> None:
     x = rng.normal(size=(20_000, 2)) + np.array([[0, 0], [1.5, 0], [0, 1.5]])[y]
     at = -np.square(x[:, None] - np.array([[0, 0], [1.5, 0], [0, 1.5]])).sum(axis=2) / 2
     p = np.exp(at) / np.exp(at).sum(axis=1, keepdims=True)
-    found = matrix_scaling(p, y)
-    assert float(np.abs(found(p) - p).max()) < 0.05
-    assert float(np.abs(found(p) - p).mean()) < 0.01
-    assert "3 classes" in repr(found)
-    assert found.rounds > found.first.rounds
+    result = matrix_scaling(p, y)
+    assert float(np.abs(result(p) - p).max()) < 0.05
+    assert float(np.abs(result(p) - p).mean()) < 0.01
+    assert "3 classes" in repr(result)
+    assert result.rounds > result.first.rounds
 
 
 def test_bad_labels_and_beliefs() -> None:
@@ -223,5 +225,5 @@ def test_newton_stays_within_reason() -> None:
             assert theta[0] / 4 - 1e-12 <= new[0] <= theta[0] * 4 + 1e-12
             theta = new
         assert np.exp(-5) <= theta[0] <= np.exp(3)
-    flat = newton(np.ones(4), np.zeros(4), np.zeros((4, 4)))  # nobody said anything
+    flat = newton(np.ones(4), np.zeros(4), np.zeros((4, 4)))  # empty sums
     assert np.isfinite(flat).all()

@@ -1,4 +1,4 @@
-"""Weights: laws first, then each option, then warnings and errors."""
+"""Weights: distributions first, then each option, then warnings and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from fedshift import Weighting, effective_sample_size
-from fedshift.core.weights import calibration, log_share
+from fedshift.core.weights import log_share
 from fedshift.errors import (
     ClippedWeights,
     FedshiftWarning,
@@ -102,11 +102,11 @@ def test_flatten_is_a_power_and_zero_forgets() -> None:
     np.testing.assert_allclose(Weighting(flatten=0.0)(s).values, 1.0)
 
 
-def test_coverage_counts_laws_once() -> None:
-    # half of the one law is out of reach
+def test_coverage_counts_distributions_once() -> None:
+    # half of the one distribution is out of reach
     with pytest.warns(LowCoverage, match="40%"):
         assert Weighting()(np.log([0.4, 0.4])).coverage == pytest.approx(0.4)
-    assert Weighting()(np.log([2.0, 2.0]), laws=2).coverage == 1.0
+    assert Weighting()(np.log([2.0, 2.0]), n_targets=2).coverage == 1.0
 
 
 def test_zero_ratio_is_weight_zero() -> None:
@@ -133,7 +133,6 @@ def test_warnings_name_what_happened() -> None:
 def test_repr_and_tensor() -> None:
     w = Weighting(clip=20.0)(np.log([0.5, 1.0, 1.5]))
     assert repr(w) == "Weights(n=3, mean 1, max 1.5, ESS 2.571, coverage 1.00; unchanged)"
-    assert w.to_tensor().dtype == torch.float32
     assert len(w) == 3
     flat = Weighting(normalise="mean one", flatten=0.5)(torch.zeros(4))
     assert flat.changes == "flattened to the power 0.5, scaled to mean one"
@@ -145,7 +144,7 @@ def test_repr_and_tensor() -> None:
         ([np.nan, 0.0], "got nan in row 0"),
         ([0.0, np.inf], "got inf in row 1"),
         ([], "n ≥ 1"),
-        ([[0.0]], "one value a row"),
+        ([[0.0]], "one value per row"),
         (["a"], "numbers"),
         ([-np.inf, -np.inf], "overlap"),
         ([-1e6, -1e6], "underflow"),
@@ -174,88 +173,24 @@ def test_bad_options(options, words: str) -> None:
 def test_floor_beyond_n_is_refused() -> None:
     with pytest.raises(InputError, match="number of rows 3"):
         Weighting(min_ess=10)(np.zeros(3))
-    with pytest.raises(InputError, match="laws"):
-        Weighting()(np.zeros(3), laws=0)
-
-
-# -- calibration ---------------------------------------------------------------------------------
-
-
-@given(logs, st.integers(1, 12))
-def test_exact_weights_lie_on_the_line(s: np.ndarray, groups: int) -> None:
-    found = calibration(np.exp(s), s, groups)
-    assert 1 <= len(found) <= groups
-    assert sum(g["n"] for g in found) == len(s)
-    for g in found:
-        assert g["estimated"] == pytest.approx(g["exact"], abs=1e-9)
-    levels = [g["estimated"] for g in found]
-    assert levels == sorted(levels)
-
-
-def test_groups_by_hand() -> None:
-    w = np.array([4.0, 1.0, 2.0, 3.0, 0.0, 9.0])
-    exact = np.log([8.0, 2.0, 2.0, 2.0, 5.0, 1.0])
-    exact[5] = -np.inf  # rows that one of the two gives nothing are no part of a ratio
-    found = calibration(w, exact, groups=2)
-    assert [g["n"] for g in found] == [2, 2]
-    assert [g["estimated"] for g in found] == pytest.approx(np.log([1.5, 3.5]))
-    assert [g["exact"] for g in found] == pytest.approx(np.log([2.0, 5.0]))
-
-
-@given(arrays(np.float64, 60, elements=st.sampled_from([0.5, 1.0, 2.0, 7.0])), st.integers(1, 20))
-def test_rows_of_equal_weight_stay_together(w: np.ndarray, groups: int) -> None:
-    found = calibration(w, np.zeros(60), groups)
-    values, counts = np.unique(w, return_counts=True)
-    ends = np.cumsum(counts)
-    assert {int(n) for n in np.cumsum([g["n"] for g in found])} <= set(ends.tolist())
-    assert [g["exact"] for g in found] == pytest.approx([0.0] * len(found))
-    if groups == 20 and counts.min() >= 6:  # more groups than values: one a value
-        assert [g["estimated"] for g in found] == pytest.approx(np.log(values))
-
-
-@given(logs, st.integers(-3, 3))
-def test_a_common_factor_moves_all_groups_alike(s: np.ndarray, power: int) -> None:
-    # powers of two: rounding must not make or part equal weights
-    plain, moved = (calibration(np.exp(s / 2) * f, s) for f in (1.0, 2.0**power))
-    assert [g["n"] for g in plain] == [g["n"] for g in moved]
-    for a, b in zip(plain, moved, strict=True):
-        assert b["estimated"] - a["estimated"] == pytest.approx(power * np.log(2), abs=1e-9)
-        assert b["exact"] == a["exact"]
-
-
-def test_groups_of_like_size_where_all_weights_differ() -> None:
-    w = np.random.default_rng(0).permutation(np.arange(1.0, 1001.0))
-    assert [g["n"] for g in calibration(w, np.log(w))] == [100] * 10
-
-
-def test_nothing_to_compare() -> None:
-    none = np.empty(0)
-    assert calibration(none, none) == []
-    assert calibration(np.zeros(3), np.zeros(3)) == []
-    assert calibration(np.ones(3), np.full(3, -np.inf)) == []
-    (one,) = calibration(np.array([2.0]), np.array([1.0]))
-    assert one == pytest.approx({"estimated": np.log(2), "exact": 1.0, "n": 1})
-
-
-def test_huge_ratios_do_not_overflow() -> None:
-    (found,) = calibration(np.array([1.0, 1.0]), np.array([800.0, 800.0]))
-    assert found["exact"] == pytest.approx(800.0)
+    with pytest.raises(InputError, match="distributions"):
+        Weighting()(np.zeros(3), n_targets=0)
 
 
 def test_shares_by_hand() -> None:
-    laws = np.log([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]])
-    np.testing.assert_allclose(np.exp(log_share(laws, 0, 1.0)), [1.8, 1.0, 0.4])
-    np.testing.assert_allclose(np.exp(log_share(laws, 1, 1.0)), [0.2, 1.0, 1.6])
-    np.testing.assert_allclose(np.exp(log_share(laws, 0, 0.5)), [1.5, 1.0, 2 / 3])
-    np.testing.assert_array_equal(log_share(laws, 0, 0.0), 0.0)
+    distributions = np.log([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]])
+    np.testing.assert_allclose(np.exp(log_share(distributions, 0, 1.0)), [1.8, 1.0, 0.4])
+    np.testing.assert_allclose(np.exp(log_share(distributions, 1, 1.0)), [0.2, 1.0, 1.6])
+    np.testing.assert_allclose(np.exp(log_share(distributions, 0, 0.5)), [1.5, 1.0, 2 / 3])
+    np.testing.assert_array_equal(log_share(distributions, 0, 0.0), 0.0)
 
 
 def test_a_neighbour_without_mass_takes_no_share() -> None:
-    laws = np.array([[0.0, -np.inf, 0.0], [0.0, -np.inf, -np.inf]])
-    for lean in (0.3, 1.0):
-        np.testing.assert_allclose(np.exp(log_share(laws, 0, lean)), [1.5, 3.0])
-    with pytest.raises(InputError, match=r"lean must be an exponent in \[0, 1\]; got 2"):
-        log_share(laws, 0, 2.0)
+    distributions = np.array([[0.0, -np.inf, 0.0], [0.0, -np.inf, -np.inf]])
+    for pooling in (0.3, 1.0):
+        np.testing.assert_allclose(np.exp(log_share(distributions, 0, pooling)), [1.5, 3.0])
+    with pytest.raises(InputError, match=r"pooling must be an exponent in \[0, 1\]; got 2"):
+        log_share(distributions, 0, 2.0)
 
 
 @given(
@@ -267,12 +202,16 @@ def test_a_neighbour_without_mass_takes_no_share() -> None:
     st.floats(0, 1),
     st.floats(-50, 50),
 )
-def test_shares_sum_to_the_clients(laws: np.ndarray, lean: float, moved: float) -> None:
-    clients = laws.shape[1]
-    shares = [np.exp(log_share(laws, k, lean)) for k in range(clients)]
+def test_shares_sum_to_the_clients(
+    distributions: np.ndarray, pooling: float, offset: float
+) -> None:
+    clients = distributions.shape[1]
+    shares = [np.exp(log_share(distributions, k, pooling)) for k in range(clients)]
     np.testing.assert_allclose(np.sum(shares, axis=0), clients)
     for k, share in enumerate(shares):  # densities are needed up to a factor of the row
-        np.testing.assert_allclose(share, np.exp(log_share(laws + moved, k, lean)), rtol=1e-9)
+        np.testing.assert_allclose(
+            share, np.exp(log_share(distributions + offset, k, pooling)), rtol=1e-9
+        )
 
 
 def test_a_coverage_that_is_known_is_taken() -> None:

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from fedshift.data import ClientData, Federation, Labels
-from fedshift.data.federation import federation
 from fedshift.errors import InputError
 
 
@@ -33,7 +32,7 @@ def test_counts_are_what_was_asked_for(fed: Federation) -> None:
     assert len(np.unique(rows)) == len(rows)  # no row dealt twice
 
 
-def test_exact_ratio_is_the_ratio_of_label_laws(fed: Federation) -> None:
+def test_exact_ratio_is_the_ratio_of_label_distributions(fed: Federation) -> None:
     for goal, target in (
         ("all", sum(np.bincount(c.test_y, minlength=10) / 67 for c in fed)),
         ("own", np.bincount(fed[1].test_y, minlength=10) / 67),
@@ -42,7 +41,7 @@ def test_exact_ratio_is_the_ratio_of_label_laws(fed: Federation) -> None:
         truth = target / (np.bincount(fed[1].y, minlength=10) / 78)
         found = np.exp(fed.exact_log_ratio("client-2", goal))
         np.testing.assert_allclose(found, truth[fed[1].y])
-    # the mean of the ratio over training rows is the number of test laws
+    # the mean of the ratio over training rows is the number of test distributions
     assert np.exp(fed.exact_log_ratio("client-1")).mean() == pytest.approx(3.0)
     assert list(fed.targets("client-2", "own")) == ["client-2"]
     assert list(fed.targets("client-2")) == ["client-1", "client-2", "client-3"]
@@ -70,20 +69,20 @@ def test_bad_federations_are_named() -> None:
     good = ClientData.of("a", np.ones((3, 2)), [0, 1, 0], np.ones((2, 2)))
     assert repr(good) == "ClientData('a', n=3, test n=2)"
     with pytest.raises(InputError, match="at least one client"):
-        federation([])
+        Federation(())
     with pytest.raises(InputError, match=r"\['a'\] more than once"):
-        federation([good, good])
-    with pytest.raises(InputError, match="no client 'z'"):
-        federation([good])["z"]
-    with pytest.raises(InputError, match="ratios are not known"):
-        federation([good]).exact_log_ratio("a")
-    with pytest.raises(InputError, match=r"client 'b': y must hold one label a row"):
+        Federation((good, good))
+    with pytest.raises(InputError, match=r"client must be one of .*got 'z'"):
+        Federation((good,))["z"]
+    with pytest.raises(InputError, match="exact ratios need a federation made by"):
+        Federation((good,)).exact_log_ratio("a")
+    with pytest.raises(InputError, match=r"client 'b': y must hold one label per row"):
         ClientData.of("b", np.ones((3, 2)), [0], np.ones((2, 2)))
     with pytest.raises(InputError, match="test_x must have rows of shape"):
         ClientData.of("b", np.ones((3, 2)), [0, 1, 0], np.ones((2, 3)))
     other = ClientData.of("b", np.ones((3, 1)), [0, 1, 0], np.ones((2, 1)))
     with pytest.raises(InputError, match="client 'b' must have rows of shape"):
-        federation([good, other])
+        Federation((good, other))
 
 
 def test_frames_must_agree_on_columns_and_arrays_cannot_say() -> None:
@@ -93,41 +92,45 @@ def test_frames_must_agree_on_columns_and_arrays_cannot_say() -> None:
     assert (fed[0].columns, fed["a"].columns) == (None, ("age", "lab", "bmi"))
     assert fed.columns == ClientData.of("b", rows, [0, 1], frame).columns == fed["a"].columns
     assert Federation.of({"r": (rows, [0, 1], rows)}).columns is None
-    need = r"must have the columns \['age', 'lab', 'bmi'\] of"
-    got = r"got .*\['lab', 'age', 'bmi'\]; reorder with df\[list\(columns\)\]"
-    with pytest.raises(InputError, match=f"client 'b': test_x {need} x, .*{got}"):
+    columns = r" \['age', 'lab', 'bmi'\], in the same order"
+    got = r"got .*\['lab', 'age', 'bmi'\]; use df\[columns\]"
+    with pytest.raises(
+        InputError, match=f"'b': test_x must have the same columns as x{columns}; {got}"
+    ):
         ClientData.of("b", frame, [0, 1], turned)
-    with pytest.raises(InputError, match=f"client 'b' {need} client 'a', .*{got}"):
-        federation([fed[0], fed[1], ClientData.of("b", turned, [0, 1], turned)])
+    with pytest.raises(
+        InputError, match=f"'b' must have the same columns as client 'a'{columns}; {got}"
+    ):
+        Federation((fed[0], fed[1], ClientData.of("b", turned, [0, 1], turned)))
     with pytest.raises(InputError, match=r"misses \['bmi'\], adds \['mass'\]"):
         ClientData.of("b", frame, [0, 1], frame.rename(columns={"bmi": "mass"}))
 
 
 @pytest.mark.parametrize(
-    ("clients", "said"),
+    ("clients", "words"),
     [
-        ([(1, 2, 3)], r"must be a mapping, \{name: \(x, y, test_x\)\}; got list"),
-        ({"a": None}, r"client 'a': needs \(x, y, test_x\) .*; got NoneType"),
-        ({"a": np.zeros((3, 2))}, "client 'a': needs .*; got ndarray"),
-        ({"a": (1, 2)}, "client 'a': needs .*; got 2 parts"),
+        ([(1, 2, 3)], r"must be a dict, \{name: \(x, y, test_x\)\}; got list"),
+        ({"a": None}, r"client 'a' must be \(x, y, test_x\) .*; got NoneType"),
+        ({"a": np.zeros((3, 2))}, "client 'a' must be .*; got ndarray"),
+        ({"a": (1, 2)}, "client 'a' must be .*; got 2 parts"),
     ],
 )
-def test_what_is_no_federation_is_named(clients: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_is_no_federation_is_named(clients: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
         Federation.of(clients)
 
 
 @pytest.mark.parametrize("missing", [None, np.nan, pd.NA, pd.NaT])
 def test_missing_labels_are_named(missing: Any) -> None:
     rows, labels = np.ones((3, 2)), pd.Series(["no", missing, "yes"], dtype=object)
-    with pytest.raises(InputError, match=r"client 'a': y must have a label .*1 are missing.*row 1"):
+    with pytest.raises(InputError, match=r"client 'a': y must have a label .*got 1 missing.*row 1"):
         ClientData.of("a", rows, labels, rows)
     with pytest.raises(InputError, match=r"test_y must have a label .* leave test_y out"):
         ClientData.of("a", rows, [0, 1, 0], rows, labels)
-    with pytest.raises(InputError, match="2 are missing, the first in row 0"):
+    with pytest.raises(InputError, match="got 2 missing, the first in row 0"):
         ClientData.of("a", rows, [np.nan, 1.0, np.nan], rows)
-    words = ClientData.of("a", rows, np.array([np.str_("no"), "yes", 3], dtype=object), rows)
-    assert len(words.y) == 3
+    client = ClientData.of("a", rows, np.array([np.str_("no"), "yes", 3], dtype=object), rows)
+    assert len(client.y) == 3
 
 
 def test_bad_tables_are_named() -> None:

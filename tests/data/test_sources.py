@@ -104,7 +104,7 @@ def test_folder_from_the_environment(
 
 def test_damaged_file_is_named(nowhere: Path, tiny: dict[str, bytes]) -> None:
     put(nowhere / "d", {**tiny, "t10k-labels-idx1-ubyte": b"damaged"})
-    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte must hold data with SHA-256"):
+    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte must have content with SHA-256"):
         load("mnist", nowhere / "d")
 
 

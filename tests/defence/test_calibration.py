@@ -1,4 +1,4 @@
-"""Sums of a calibration: what rows can lead to is taken, what they cannot is refused."""
+"""Sums of a calibration: possible sums are accepted, impossible ones are refused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedshift.core.scaling import bcts_sums
-from fedshift.defence.calibration import Sums, add_up, check_sums, longest
+from fedshift.defence.calibration import CalibrationSums, add_up, check_sums, longest
 
 CLASSES = 4
 
 
-def honest(seed: int, sharp: float = 1.0, scale: float = 1.0) -> tuple[Sums, np.ndarray]:
+def honest(seed: int, sharp: float = 1.0, scale: float = 1.0) -> tuple[CalibrationSums, np.ndarray]:
     """Of random rows and a random θ, with what the rows of each class weigh."""
     rng = np.random.default_rng(seed)
     y = rng.integers(CLASSES, size=rng.integers(1, 60))
@@ -23,7 +23,7 @@ def honest(seed: int, sharp: float = 1.0, scale: float = 1.0) -> tuple[Sums, np.
     weight = rng.random(len(y))
     theta = np.concatenate([[np.exp(rng.normal())], scale * rng.normal(size=CLASSES)])
     _, slope, curve = bcts_sums(p, y, weight, theta)
-    return Sums(slope, curve), np.bincount(y, weight, minlength=CLASSES)
+    return CalibrationSums(slope, curve), np.bincount(y, weight, minlength=CLASSES)
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,36 +36,41 @@ def test_honest_sums_pass(seed: int, sharp: float, scale: float) -> None:
 @pytest.mark.parametrize(
     ("slope", "curve", "why"),
     [
-        ([0, 0.3, 0, -0.3, 0], 0.01, "slope of -0.3 where rows can lead to -0.25 to 0.75"),
+        ([0, 0.3, 0, -0.3, 0], 0.01, "slope of -0.3 where -0.25 to 0.75 is possible"),
         ([0, 0.9, -0.2, -0.2, -0.2], 0.01, "slope of 0.9"),
-        ([30, 0, 0, 0, 0], 0.01, "slope of 30 where rows can lead to -27.6 to 27.6"),
+        ([30, 0, 0, 0, 0], 0.01, "slope of 30 where -27.6 to 27.6 is possible"),
         ([0, 0.2, 0.1, 0.1, 0], 0.01, "sum to 0.4, not to 0"),
         ([0, 0, 0, 0, 0], -1.0, "below 0"),
         ([0, 0, 0, 0, 0], 1e7, "curvature of 1e+07"),
     ],
 )
 def test_what_rows_cannot_lead_to(slope: list[float], curve: float, why: str) -> None:
-    found = check_sums(Sums(np.array(slope, float), curve * np.eye(5)), np.full(4, 0.25))
-    assert found is not None
-    assert why in found
+    reason = check_sums(
+        CalibrationSums(np.array(slope, float), curve * np.eye(5)), np.full(4, 0.25)
+    )
+    assert reason is not None
+    assert why in reason
 
 
 def test_sums_of_sites_that_are_alike_keep_their_bits() -> None:
-    told = {str(k): honest(k)[0] for k in range(4)}
-    plain = sum(told[n].slope for n in sorted(told)), sum(told[n].curve for n in sorted(told))
-    total, shortened = add_up(told, np.inf)
+    honest_sums = {str(k): honest(k)[0] for k in range(4)}
+    plain = (
+        sum(honest_sums[n].slope for n in sorted(honest_sums)),
+        sum(honest_sums[n].curve for n in sorted(honest_sums)),
+    )
+    total, shortened = add_up(honest_sums, np.inf)
     assert not shortened
     assert np.array_equal(total.slope, plain[0])
     assert np.array_equal(total.curve, plain[1])
 
 
 def test_a_hard_pull_is_shortened() -> None:
-    told = {
-        n: Sums(np.array([0.0, x, -x]), np.eye(3))
+    honest_sums = {
+        n: CalibrationSums(np.array([0.0, x, -x]), np.eye(3))
         for n, x in zip("abcd", (1, -1, 2, 90), strict=True)
     }
-    limit = longest(told.values())
+    limit = longest(honest_sums.values())
     assert limit == pytest.approx(2 * np.sqrt(2))
-    total, shortened = add_up(told, limit)
+    total, shortened = add_up(honest_sums, limit)
     assert set(shortened) == {"d"}
     assert total.slope.tolist() == pytest.approx([0, 4, -4])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedshift.defence.robust import RULES, Robust, Rule, check_update, combine
+from fedshift.defence.robust import RULES, AggregationRule, Robust, check_update, combine
 from fedshift.errors import InputError
 from fedshift.federation.aggregate import sum_of
 
@@ -55,8 +55,8 @@ def test_an_inflated_update_counts_as_at_most_so_many_median_ones() -> None:
     assert report.bound == pytest.approx(2 * norms[2])
     assert report.clipped == ["e"]
     assert report.clients["e"].factor == pytest.approx(report.bound / norms[-1])
-    moved = float((hostile - honest).norm())
-    assert moved <= report.bound + float(u[4].norm()) / 1000 + 1e-4
+    step = float((hostile - honest).norm())
+    assert step <= report.bound + float(u[4].norm()) / 1000 + 1e-4
     assert "shortened" in repr(report)
     assert "e" in repr(report)
 
@@ -94,8 +94,8 @@ def test_a_length_can_be_given() -> None:
 def test_under_target_shift_only_clipping_keeps_every_client() -> None:
     """Each client is the only one that moves its coordinate: rules by vote forget them all."""
     u = torch.eye(5)
-    kept, report = combine(u, np.ones(5))
-    assert torch.equal(kept, torch.ones(5))
+    total, report = combine(u, np.ones(5))
+    assert torch.equal(total, torch.ones(5))
     assert report.clipped == []
     for rule in ("median", "trimmed-mean"):
         assert torch.equal(combine(u, np.ones(5), Robust(rule=rule))[0], torch.zeros(5))
@@ -110,7 +110,7 @@ def test_not_finite_is_left_out_and_the_step_keeps_its_length() -> None:
     torch.testing.assert_close(out, expected)
     assert report.left_out == {"2": "not finite"}
     assert report.clients["2"].factor == 0
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match=r"must be usable; got none \(0: not finite; 1: "):
         combine(torch.full((2, 3), math.inf), [1, 1])
 
 
@@ -147,37 +147,11 @@ def test_trimmed_mean_by_hand() -> None:
     assert combine(u, [1, 2, 1, 1, 1], robust)[0].item() == pytest.approx(6 * 11 / 4)
 
 
-@pytest.mark.parametrize("rule", ["krum", "multi-krum"])
-@pytest.mark.parametrize("seed", range(3))
-def test_krum_against_brute_force(rule: Rule, seed: int) -> None:
-    u = updates(seed, 7, dtype=torch.float64)
-    u[3] += 50
-    m, f = 7, 2
-    scores = []
-    for i in range(m):
-        others = sorted(float((u[i] - u[j]).square().sum()) for j in range(m) if j != i)
-        scores.append(sum(others[: m - f - 2]))
-    order = np.argsort(scores)[: 1 if rule == "krum" else m - f]
-    part = np.arange(1.0, 8.0)
-    out, report = combine(u, part, Robust(rule=rule, clip=None, byzantine=f))
-    share = part[order] / part[order].sum()
-    expected = sum(float(s) * u[k] for s, k in zip(share, order, strict=True)) * part.sum()
-    torch.testing.assert_close(out, expected)
-    assert "3" in report.left_out
-    assert set(report.left_out) == {str(k) for k in range(m)} - {str(k) for k in order}
-
-
-def test_krum_says_how_many_it_needs() -> None:
-    assert Robust(rule="krum", byzantine=1).least == 5
-    u = updates(0, 5)
-    u[4] = math.nan
-    with pytest.raises(InputError, match=r"at least 5 usable updates; got 4 \(4: not finite\)"):
-        combine(u, np.ones(5), Robust(rule="krum"))
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("clip", ["median", None])
-def test_order_does_not_matter_and_scale_passes_through(rule: Rule, clip: str | None) -> None:
+def test_order_does_not_matter_and_scale_passes_through(
+    rule: AggregationRule, clip: str | None
+) -> None:
     u = updates(5, 5, 12, torch.float64)
     part = np.array([1.0, 2.0, 0.5, 1.0, 3.0])
     robust = Robust(rule=rule, clip=clip)  # type: ignore[arg-type]
@@ -190,7 +164,7 @@ def test_order_does_not_matter_and_scale_passes_through(rule: Rule, clip: str | 
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_equal_updates_come_out_as_they_are(rule: Rule) -> None:
+def test_equal_updates_come_out_as_they_are(rule: AggregationRule) -> None:
     u = updates(2, 1).expand(5, -1)
     out, _ = combine(u, np.full(5, 0.2), Robust(rule=rule))
     torch.testing.assert_close(out, u[0])
@@ -205,14 +179,6 @@ def test_harm_is_bounded_whatever_is_sent(size: float, seed: int) -> None:
         out, report = combine(u, np.full(5, 0.2), Robust(rule=rule, multiple=2.0))
         assert float(out.norm()) <= report.bound + 1e-9
         assert report.bound <= 2 * float(u[1:].norm(dim=1).max()) + 1e-9
-
-
-def test_reports_are_plain_values() -> None:
-    _, report = combine(updates(0, 2), [1, 1], PLAIN, names=["a", "b"])
-    told = report.to_dict()
-    assert told["bound"] is None
-    assert told["clients"]["b"]["factor"] == 1.0
-    assert told["clients"]["a"]["left_out"] is None
 
 
 @pytest.mark.parametrize(
@@ -231,17 +197,17 @@ def test_reports_are_plain_values() -> None:
     ],
 )
 def test_check_update(vector: object, reason: str | None) -> None:
-    said = check_update(vector, 3, 1e9)  # type: ignore[arg-type]
+    problem = check_update(vector, 3, 1e9)  # type: ignore[arg-type]
     if reason is None:
-        assert said is None
+        assert problem is None
     else:
-        assert said is not None
-        assert re.search(reason, said)
+        assert problem is not None
+        assert re.search(reason, problem)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"rule": "medain"}, {"clip": "mean"}, {"clip": 0.0}, {"trim": 0.5}, {"byzantine": -1}],
+    [{"rule": "medain"}, {"clip": "mean"}, {"clip": 0.0}, {"trim": 0.5}],
 )
 def test_settings_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
@@ -251,7 +217,7 @@ def test_settings_are_checked(wrong: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("u", "part", "words"),
     [
-        (torch.ones(2, 3), [1.0], "one number an update"),
+        (torch.ones(2, 3), [1.0], "one number per update"),
         (torch.ones(2, 3), [1.0, -1.0], "≥ 0"),
         (torch.ones(2, 3), [0.0, 0.0], "not all 0"),
         ([torch.ones(2), torch.ones(3)], [1.0, 1.0], "one length"),

@@ -51,8 +51,8 @@ def accuracy(federation: Federation, inflation: float, robust: Robust) -> float:
     right = []
     for c in federation.clients[:-1]:
         with torch.inference_mode():
-            found = model(torch.as_tensor(c.test_x)).argmax(1).numpy()
-        right.append(float((found == c.test_y).mean()))
+            labels = model(torch.as_tensor(c.test_x)).argmax(1).numpy()
+        right.append(float((labels == c.test_y).mean()))
     return float(np.mean(right))
 
 

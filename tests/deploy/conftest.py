@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # for `faults`
+
 APP = Path(__file__).parent / "app"
 collect_ignore = ["app"]  # a Flower app, not tests
 

@@ -27,9 +27,9 @@ CASES: dict[str, dict[str, Any]] = {
     "labels": {"method": "FTW-labels"},
     "erm": {"method": "ERM", "clients": 3},
     "exact": {"method": "FTW-exact", "clients": 2},
-    "rung-3": {"rung": 3},
-    "rung-4": {"rung": 4},
-    "rung-5": {"rung": 5},
+    "disclosure-level-3": {"disclosure_level": 3},
+    "disclosure-level-4": {"disclosure_level": 4},
+    "disclosure-level-5": {"disclosure_level": 5},
     "robust": {"robust": Robust(rule="trimmed-mean", clip=None), "minimum": 2, "tries": 5},
     "clip": {"robust": Robust(clip=3.5), "deadline": 30.0},
 }
@@ -48,20 +48,22 @@ def test_what_is_read_is_what_was_written(case: str, recipe: Recipe, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("case", "kind", "rung"),
+    ("case", "kind", "disclosure_level"),
     [
         ("first", "multi-source", 2),
         ("labels", "federated-mlls", 2),
         ("erm", "local", 0),
         ("exact", "given", 0),
-        ("rung-3", "multi-source", 3),
-        ("rung-4", "generated", 4),
-        ("rung-5", "raw", 5),
+        ("disclosure-level-3", "multi-source", 3),
+        ("disclosure-level-4", "generated", 4),
+        ("disclosure-level-5", "raw", 5),
     ],
 )
-def test_methods_and_rungs(case: str, kind: str, rung: int, recipe: Recipe) -> None:
+def test_methods_and_disclosure_levels(
+    case: str, kind: str, disclosure_level: int, recipe: Recipe
+) -> None:
     job = Agreement.of(recipe, **CASES[case]).job
-    assert (job.ratio.kind, job.rung) == (kind, rung)
+    assert (job.ratio.kind, job.disclosure_level) == (kind, disclosure_level)
     assert job.shape == (1, 8, 8)
     assert job.classes == 10
     assert job.weighting == Weighting(clip=20.0)
@@ -82,7 +84,7 @@ def test_a_site_gets_its_own_rows(recipe: Recipe) -> None:
     assert data.name == "client-2"
     assert ratio is not None
     assert ratio.shape == (len(data.x),)
-    # of three clients' test laws, not of all five
+    # of three clients' test distributions, not of all five
     assert np.exp(ratio).mean() <= 3.5
     assert Agreement.of(recipe, clients=3).rows("client-2")[1] is None
     with pytest.raises(InputError, match="client-9"):
@@ -91,24 +93,26 @@ def test_a_site_gets_its_own_rows(recipe: Recipe) -> None:
 
 def test_a_ratio_that_needs_rows_of_others_says_so(recipe: Recipe) -> None:
     other = recipe.changed(["method.FTW.ratio='logistic'"])
-    with pytest.raises(InputError, match="needs other sites' rows"):
+    with pytest.raises(InputError, match="needs rows of other sites"):
         Agreement.of(other, method="FTW")
-    shared = Agreement.of(other, method="FTW", rung=5)
+    shared = Agreement.of(other, method="FTW", disclosure_level=5)
     assert (shared.job.ratio.kind, shared.job.ratio.estimator) == ("raw", "logistic")
-    with pytest.raises(InputError, match="5 clients; asked for 9"):
+    with pytest.raises(InputError, match=r"clients must be 1 to 5.*got 9"):
         Agreement.of(recipe, clients=9)
 
 
 @pytest.mark.parametrize("objective", ["ftw", "fitw"])
-def test_parties_choose_the_kind_themselves(recipe: Recipe, objective: str) -> None:
+def test_the_ratio_kind_must_be_named(recipe: Recipe, objective: str) -> None:
     auto = recipe.changed(
         ["method.FTW.ratio='federated-auto'", f"method.FTW.objective='{objective}'"]
     )
     with pytest.raises(InputError) as error:
         Agreement.of(auto, method="FTW")
-    for said in ("'multi-source' and 'federated-mlls'", "'fedshift deploy look'"):
-        assert said in str(error.value)
-    shared = Agreement.of(auto, method="FTW", rung=5)  # rows are pooled: nothing to choose
+    for part in ("'multi-source' and 'federated-mlls'", "'fedshift deploy check'"):
+        assert part in str(error.value)
+    shared = Agreement.of(
+        auto, method="FTW", disclosure_level=5
+    )  # rows are pooled: nothing to choose
     assert (shared.job.ratio.kind, shared.job.ratio.estimator) == ("raw", "classifier")
 
 
@@ -121,8 +125,10 @@ def test_options_of_a_ratio_are_kept_or_refused(recipe: Recipe, tmp_path: Path) 
     assert (ratio.folds, ratio.model) == (5, "linear")
     with pytest.raises(InputError, match=r"\[method\.ratio\]: unknown key 'lr'"):
         Agreement.of(recipe.changed([RATIO.format("multi-source", "lr = 0.1")]), clients=2)
-    with pytest.raises(InputError, match=r"'classifier' is fitted .* got folds for 'multi-source'"):
-        Agreement.of(given.changed([RATIO.format("multi-source", "folds = 5")]), rung=5)
+    with pytest.raises(
+        InputError, match=r"each site fits 'classifier' .* got folds for 'multi-source'"
+    ):
+        Agreement.of(given.changed([RATIO.format("multi-source", "folds = 5")]), disclosure_level=5)
     plain = recipe.changed([RATIO.format("federated-mlls", "calibration = 'bcts'")])
     agreed = Agreement.of(plain, clients=2)
     assert agreed.job.ratio.kind == "federated-mlls"
@@ -131,26 +137,34 @@ def test_options_of_a_ratio_are_kept_or_refused(recipe: Recipe, tmp_path: Path) 
     text = file.read_text(encoding="utf-8")
     assert text.count('calibration = "bcts"') == 1
     file.write_text(text.replace('"bcts"', '"matrix"'), encoding="utf-8")
-    with pytest.raises(InputError, match=r"temperature and biases.* got calibration 'matrix'"):
+    with pytest.raises(InputError, match=r"a temperature and a bias.* got calibration 'matrix'"):
         Agreement.read(file)
     matrix = recipe.changed([RATIO.format("federated-mlls", "calibration = 'matrix'")])
-    with pytest.raises(InputError, match=r"temperature and biases.* got calibration 'matrix'"):
+    with pytest.raises(InputError, match=r"a temperature and a bias.* got calibration 'matrix'"):
         Agreement.of(matrix, clients=2)
     alone = recipe.changed([RATIO.format("logistic", "folds = 5"), "method.FTW.objective='fitw'"])
-    with pytest.raises(InputError, match="with its defaults; got folds for 'logistic'"):
+    with pytest.raises(InputError, match="with its default options; got folds for 'logistic'"):
         Agreement.of(alone)
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"rung": 0}, "needs rung 2 .* got rung 0"),
-        ({"rung": 1, "method": "FTW-labels"}, "needs rung 2 .* got rung 1"),
-        ({"rung": 3, "method": "FTW-labels"}, "rung 3 adds a bound .* got ratios 'federated-mlls'"),
-        ({"rung": 3, "method": "ERM"}, "rung 3 adds a bound"),
+        ({"disclosure_level": 0}, "needs disclosure level 2; got disclosure level 0"),
+        (
+            {"disclosure_level": 1, "method": "FTW-labels"},
+            "needs disclosure level 2; got disclosure level 1",
+        ),
+        (
+            {"disclosure_level": 3, "method": "FTW-labels"},
+            "disclosure level 3 is only for ratios 'multi-source'.*got ratios 'federated-mlls'",
+        ),
+        ({"disclosure_level": 3, "method": "ERM"}, "disclosure level 3 is only for ratios 'multi"),
     ],
 )
-def test_a_rung_is_kept_or_refused(settings: dict[str, Any], why: str, recipe: Recipe) -> None:
+def test_a_disclosure_level_is_kept_or_refused(
+    settings: dict[str, Any], why: str, recipe: Recipe
+) -> None:
     with pytest.raises(InputError, match=why):
         Agreement.of(recipe, **settings)
 
@@ -164,11 +178,11 @@ WRONG: list[tuple[str, str, str]] = [
     ('kind = "multi-source"', 'kind = "guess"', "kind"),
     ("deadline = 120.0", 'deadline = "long"', "deadline"),
     ("[deploy]", "[deploy\n", "must be TOML"),
-    ("seeds = [0]", "seeds = [0, 1]", "one method and one seed"),
+    ("seeds = [\n    0,", "seeds = [0, 1,", "one method and one seed"),
     ("[deploy.robust]", '[deploy.robust]\nfoo = "off"', r"\[deploy.robust\]: unknown key 'foo'"),
     ('rule = "mean"', 'rule = "off"', "rule"),
-    ('clients = ["client-1"', "clients = [1", "clients"),
-    ("shape = [1, 8, 8]", 'shape = ["a"]', "shape"),
+    ('clients = [\n    "client-1"', "clients = [1", "clients"),
+    ("shape = [\n    1,", 'shape = ["a",', "shape"),
 ]
 
 
@@ -183,6 +197,26 @@ def test_what_is_wrong_is_named(
     path.write_text(before + new + after)
     with pytest.raises(InputError, match=why):
         Agreement.read(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "why"),
+    [
+        ("train", "lean = 0.25", "lean is now pooling: write pooling = 0.25"),
+        ("train", "flattenings = []", "flattenings was removed"),
+        ("deploy", 'rung = "x"', 'rung is now disclosure_level: write disclosure_level = "x"'),
+        ("deploy.robust", "byzantine = 1", "byzantine was removed"),
+        ("deploy.defence", 'how = "sum"', "how was removed"),
+        ("deploy.defence", "trim = 0.2", "trim was removed"),
+    ],
+)
+def test_an_old_key_is_refused(
+    table: str, line: str, why: str, recipe: Recipe, tmp_path: Path
+) -> None:
+    text = Agreement.of(recipe, clients=3).to_toml()
+    (tmp_path / "task.toml").write_text(text.replace(f"[{table}]\n", f"[{table}]\n{line}\n"))
+    with pytest.raises(InputError, match=rf"task.toml, \[{table}\]: {why}"):
+        Agreement.read(tmp_path / "task.toml")
 
 
 @pytest.mark.parametrize(
@@ -207,16 +241,7 @@ def test_short_numbers_are_refused(recipe: Recipe) -> None:
         Agreement.of(half, clients=2)
 
 
-def test_sites_do_not_lean_on_each_other(recipe: Recipe) -> None:
-    leaning = replace(recipe, train=replace(recipe.train, lean=0.5))
-    with pytest.raises(InputError, match=r"sites weigh their rows alone.*got lean 0.5; leave"):
-        Agreement.of(leaning, clients=2)
-
-
-def test_exponents_to_choose_from_are_refused(recipe: Recipe) -> None:
-    train = replace(recipe.train, validation=0.1, flattenings=(1.0, 0.5))
-    several = replace(recipe, train=train)
-    with pytest.raises(InputError, match=r"one exponent.*got flattenings \[1.0, 0.5\].*leave"):
-        Agreement.of(several, clients=2)
-    erm = Agreement.of(several, method="ERM", clients=2)  # has no ratios, so nothing to choose
-    assert erm.digest == Agreement.of(recipe, method="ERM", clients=2).digest
+def test_pooling_needs_the_other_sites(recipe: Recipe) -> None:
+    pooled = replace(recipe, train=replace(recipe.train, pooling=0.5))
+    with pytest.raises(InputError, match=r"pooling must be 0 in a deployment.*got 0.5; leave"):
+        Agreement.of(pooled, clients=2)

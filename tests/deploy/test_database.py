@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.deploy import commands
+from fedshift.deploy import flwr_cli
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # Flower's
 pytest.importorskip("flwr", reason="flwr is not installed")
@@ -24,9 +24,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     from flwr.supercore.object_store import ObjectStoreFactory
     from sqlalchemy.dialects import plugins
 
-    plugins.register(commands.PLUGIN, database.__name__, "Patient")  # as the entry point says
-    monkeypatch.setattr(commands, "find", lambda name: name)
-    link = commands.superlink(1, database=tmp_path / "superlink.db", keys=None)
+    plugins.register(flwr_cli.PLUGIN, database.__name__, "Patient")  # as the entry point says
+    monkeypatch.setattr(flwr_cli, "find", lambda name: name)
+    link = flwr_cli.superlink(1, database=tmp_path / "superlink.db", keys=None)
     made: Any = ObjectStoreFactory(link[link.index("--database") + 1]).store()
     yield made
     made._engine.dispose()
@@ -57,5 +57,5 @@ def test_a_write_waits_for_another_s_transaction(
 
 
 def test_an_installation_announces_the_plugin() -> None:
-    (entry,) = metadata.entry_points(group="sqlalchemy.plugins", name=commands.PLUGIN)
+    (entry,) = metadata.entry_points(group="sqlalchemy.plugins", name=flwr_cli.PLUGIN)
     assert entry.load() is database.Patient

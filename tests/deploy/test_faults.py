@@ -29,23 +29,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faults import kill_node, kill_superlink, survivors
 from safetensors.torch import load_file
 
 from fedshift.data.federation import Federation
 from fedshift.defence.robust import Robust
-from fedshift.deploy import local
+from fedshift.deploy import local_run
 from fedshift.deploy.agreement import Agreement
-from fedshift.deploy.files import make_site, read_site
 from fedshift.deploy.fleet import Fleet
-from fedshift.deploy.local import Finished
-from fedshift.deploy.simulate import deploy_local, write_site
+from fedshift.deploy.local_deployment import deploy_local, write_site
+from fedshift.deploy.local_run import Finished
+from fedshift.deploy.site_file import make_site, read_site
 from fedshift.experiments.recipe import Recipe
 from fedshift.federation.coordinator import Coordinator
-from fedshift.federation.grid import InProcess
 from fedshift.federation.messages import Message
-from fedshift.federation.ratios import site_weights
+from fedshift.federation.ratios import compute_site_weights
 from fedshift.federation.reference import Reference
 from fedshift.federation.task import Task
+from fedshift.federation.transport import InProcess
 from fedshift.federation.worker import _receive, _send
 from fedshift.learn.models import build
 from fedshift.privacy.policy import Privacy
@@ -86,7 +87,9 @@ def by_reference(agreement: Agreement, names: Iterable[str]) -> torch.Tensor:
     """Parameters of the same rounds with these clients alone, by the obvious engine."""
     job = agreement.job
     rows = {name: agreement.rows(name) for name in names}
-    weights = {n: site_weights(job, data, ratio).values for n, (data, ratio) in rows.items()}
+    weights = {
+        n: compute_site_weights(job, data, ratio).values for n, (data, ratio) in rows.items()
+    }
     engine = Reference(
         Task.of(
             Federation(tuple(data for data, _ in rows.values())),
@@ -101,7 +104,10 @@ def by_reference(agreement: Agreement, names: Iterable[str]) -> torch.Tensor:
 
 def in_process(agreement: Agreement, folder: Path) -> torch.Tensor:
     """Parameters of the same run without Flower and undisturbed."""
-    task, policy = agreement.write(folder / "task.toml"), Privacy(rung=agreement.job.rung)
+    task, policy = (
+        agreement.write(folder / "task.toml"),
+        Privacy(disclosure_level=agreement.job.disclosure_level),
+    )
     sites = {
         name: make_site(read_site(write_site(folder / name, name, task, None, policy)))
         for name in agreement.job.clients
@@ -219,7 +225,7 @@ class Memory:
 
     def _watch(self, fleet: Fleet) -> None:
         while not self._over.wait(0.3):
-            for pid in fleet.survivors():
+            for pid in survivors(fleet):
                 with contextlib.suppress(OSError, IndexError):
                     text = Path(f"/proc/{pid}/status").read_text()
                     name = re.findall(r"Name:\t(.*)", text)[0]
@@ -270,7 +276,7 @@ class Liar:
             "shape": lambda: np.ones(size - 1, dtype=np.float32),
             "megabytes": lambda: large(20_000_000),
         }[lie]()
-        return message.answer({"0/update": vector}, {"0/loss": 1.0}).encode()
+        return message.reply({"0/update": vector}, {"0/loss": 1.0}).encode()
 
 
 def large(size: int) -> np.ndarray:
@@ -291,7 +297,7 @@ def hostile_agreement() -> Agreement:
 
 def run_hostile(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "Fleet", Unregistered)
+        patch.setattr(local_run, "Fleet", Unregistered)
         deploy(hostile_agreement(), folder, {LIAR: Liar(folder / "replay.txt")}, wait=5.0)
     (folder / "done").touch()
 
@@ -335,11 +341,11 @@ def test_the_run_ends_and_the_model_is_that_of_the_honest_sites(
 @pytest.mark.parametrize(
     ("lie", "why"),
     [
-        ("answer of another phase", "has phase 'query.share'.*a stale or replayed message"),
-        ("answer of the round before", "has round 0, asked was 1: a stale or replayed message"),
+        ("answer of another phase", "got 'query.share': a stale or replayed message"),
+        ("answer of the round before", "must have round 1; got 0: a stale or replayed message"),
         ("NaN", "update: 610 of 610 numbers not finite"),
         ("shape", "update: shape .609,. where .610,. is needed"),
-        ("megabytes", r"has 20,000,\d+ bytes; at most [\d,]+ were due"),
+        ("megabytes", r"must have at most [\d,]+ bytes; got 20,000,\d+"),
     ],
 )
 def test_a_lie_is_dropped_and_named(result: dict[str, Any], lie: str, why: str) -> None:
@@ -348,20 +354,20 @@ def test_a_lie_is_dropped_and_named(result: dict[str, Any], lie: str, why: str) 
 
 def test_garbage_is_dropped_and_named(result: dict[str, Any]) -> None:
     (why,) = dropped(result, LIAR, "evaluate.model").values()
-    assert "the bytes are no message" in why
+    assert "the bytes are not a valid message" in why
 
 
 def test_silence_is_dropped_and_named(result: dict[str, Any]) -> None:
-    assert dropped(result, LIAR, "query.describe") == {0: f"no answer within {DEADLINE:g} s"}
+    assert dropped(result, LIAR, "query.describe") == {0: f"no reply within {DEADLINE:g} s"}
 
 
 def test_a_site_answers_no_question_twice(hostile: Path) -> None:
     refusal = (hostile / "replay.txt").read_text()
-    assert "train.model of round 0 was asked before: a replay" in refusal
+    assert "train.model of round 0, was answered before: it is a replay" in refusal
 
 
 def test_a_wrong_key_is_turned_away(hostile: Path, result: dict[str, Any]) -> None:
-    assert f"node {STRANGER} is given up" in told(hostile)
+    assert f"node {STRANGER} will not be started again" in told(hostile)
     assert dropped(result, STRANGER, "query.describe")[0] == "not connected"
     assert STRANGER not in result["sites"]
     assert STRANGER not in {e["client"] for e in result["ledger"]}
@@ -401,7 +407,7 @@ class Once:
 @pytest.mark.slow  # the SuperLink lets a killed node in again after a minute
 def test_a_node_killed_in_a_round_is_missed_and_comes_back(folder: Path) -> None:
     agreement = agreed(3, 10, minimum=2, deadline=20.0)
-    act = Once(1, lambda fleet: fleet.kill_node("client-1"))
+    act = Once(1, lambda fleet: kill_node(fleet, "client-1"))
     done = deploy(agreement, folder, {"client-1": act})
     assert act.done
     ended_whole(done.result, agreement)
@@ -414,7 +420,7 @@ def test_a_node_killed_in_a_round_is_missed_and_comes_back(folder: Path) -> None
         assert line["missing"] == ([] if "client-1" in line["clients"] else ["client-1"])
     why = dropped(done.result, "client-1", "train.model")
     assert sorted(why) == list(range(*away))
-    known = "no answer within 20 s|Node Unavailable|went away|not connected"
+    known = "no reply within 20 s|Node Unavailable|its node left|not connected"
     assert all(re.search(known, reason) for reason in why.values())
     assert "node client-1 died: killed by SIGKILL" in told(folder)
     assert "node client-1 restarted after" in told(folder)
@@ -424,7 +430,7 @@ def test_a_node_killed_in_a_round_is_missed_and_comes_back(folder: Path) -> None
 @pytest.mark.slow
 def test_a_killed_superlink_costs_nothing(folder: Path) -> None:
     agreement = agreed(2, 4, minimum=2, deadline=60.0)
-    act = Once(2, lambda fleet: fleet.kill_superlink())
+    act = Once(2, kill_superlink)
     done = deploy(agreement, folder / "run", {"client-1": act})
     assert act.done
     ended_whole(done.result, agreement)
@@ -443,7 +449,7 @@ def test_a_node_that_never_answers_is_dropped_every_round(folder: Path) -> None:
     ended_whole(done.result, agreement)
     for line in done.result["history"]:
         assert line["missing"] == ["client-3"]
-    late = "no answer within 20 s"
+    late = "no reply within 20 s"
     events = [e for e in done.result["events"] if e["what"] == "dropped"]
     assert {e["client"] for e in events} == {"client-3"}
     assert [e["why"] for e in events] == [late] * len(events)
@@ -462,7 +468,7 @@ def test_a_gigabyte_is_not_read(folder: Path) -> None:
         message = Message.decode(question)
         if message.header.phase != "train.model" or message.header.round == 2:
             return ask(question)
-        return message.answer({"0/update": large(GIGABYTE)}, {"0/loss": 1.0}).encode()
+        return message.reply({"0/update": large(GIGABYTE)}, {"0/loss": 1.0}).encode()
 
     done = deploy(agreement, folder, {"client-2": act})
     memory.stop()
@@ -471,7 +477,7 @@ def test_a_gigabyte_is_not_read(folder: Path) -> None:
     why = dropped(done.result, "client-2", "train.model")
     assert sorted(why) == [0, 1]
     for reason in why.values():
-        assert re.fullmatch(r"the answer has 1,000,000,\d+ bytes; at most [\d,]+ were due", reason)
+        assert re.fullmatch(r"the reply must have at most [\d,]+ bytes; got 1,000,000,\d+", reason)
     assert all(e["up"] < 1e5 for e in done.result["ledger"])
     peak, now = memory.peak["flwr-serverapp"], memory.now["flwr-serverapp"]
     print(f"ServerApp: at most {peak / 1e9:.2f} GB, in the end {now / 1e9:.2f} GB")

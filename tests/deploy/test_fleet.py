@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import kill_node, kill_superlink, survivors
 
-from fedshift.deploy import commands
+from fedshift.deploy import flwr_cli
 from fedshift.deploy.errors import DeployError
 from fedshift.deploy.fleet import Fleet
 from fedshift.deploy.keys import write_node_key
-from fedshift.deploy.local import Finished, run_local
+from fedshift.deploy.local_run import Finished, run_local
 from fedshift.deploy.processes import Process, free_ports
 from fedshift.errors import InputError
 
@@ -80,7 +81,7 @@ def test_a_round_over_tls_with_three_nodes(app: Path, folder: Path) -> None:
         assert f"node {name} is ready" in said(finished)
         assert "Sent successfully" in (folder / f"run/logs/node-{name}.log").read_text()
     assert finished.events[-1]["what"] == "all processes ended"
-    assert fleets[0].survivors() == []
+    assert survivors(fleets[0]) == []
     assert not list((folder / "run/fleet").iterdir())  # no key is kept
     with pytest.raises(InputError, match="already holds a finished run"):
         run_local(app, clients=1, folder=folder / "run")
@@ -106,26 +107,26 @@ def test_a_wrong_key_is_turned_away_and_the_others_go_on(app: Path, folder: Path
     with Unregistered(folder, ["a", "b", "stranger"]) as fleet:
         fleet.start()
         assert [node.ready for node in fleet.nodes.values()] == [True, True, False]
-        assert fleet.node("stranger").given_up
+        assert fleet.nodes["stranger"].given_up
         intruders = [intruder(fleet, folder, *how) for how in (("key", True), ("ca", False))]
-        config = commands.write_run_config(
+        config = flwr_cli.write_run_config(
             folder / "run.toml", {"nodes": 2, "record": str(folder / "record")}
         )
-        output, _ = fleet.flwr(commands.run(app, config)).communicate(timeout=120)
+        output, _ = fleet.flwr(flwr_cli.run(app, config)).communicate(timeout=120)
         assert "round 0: ['a', 'b']" in output
         for process in intruders:
             assert not process.running
-            assert commands.NODE_READY not in process.output()
+            assert flwr_cli.NODE_READY not in process.output()
     told = "\n".join(str(event["what"]) for event in fleet.events.to_records())
-    assert "node stranger is given up" in told
+    assert "node stranger will not be started again" in told
     assert "[code: 2004] Failed to activate SuperNode." in told
-    assert fleet.survivors() == []
+    assert survivors(fleet) == []
 
 
 def intruder(fleet: Fleet, folder: Path, name: str, with_key: bool) -> Process:
     """A SuperNode with a key that nobody knows, or with none at all."""
     assert fleet.keys is not None
-    command = commands.supernode(
+    command = flwr_cli.supernode(
         fleet.port,
         free_ports(1)[0],
         ca=fleet.keys.ca,
@@ -135,7 +136,7 @@ def intruder(fleet: Fleet, folder: Path, name: str, with_key: bool) -> Process:
     process = Process(
         f"intruder {name}",
         command if with_key else command[:-2],
-        environment=commands.environment(folder / name),
+        environment=flwr_cli.environment(folder / name),
         tag=fleet.tag,
         log=folder / f"{name}.log",
     )
@@ -144,7 +145,7 @@ def intruder(fleet: Fleet, folder: Path, name: str, with_key: bool) -> Process:
 
 
 def test_a_killed_superlink_comes_back_and_the_run_goes_on(app: Path, folder: Path) -> None:
-    accident = Accident("round 0", lambda fleet: fleet.kill_superlink())
+    accident = Accident("round 0", kill_superlink)
     finished = run_local(
         app,
         clients=2,
@@ -166,9 +167,9 @@ def test_a_killed_superlink_comes_back_and_the_run_goes_on(app: Path, folder: Pa
 @pytest.mark.slow  # a killed node is kept out for a minute
 def test_a_node_killed_in_a_round_is_missed_and_comes_back(app: Path, folder: Path) -> None:
     def kill_at_work(fleet: Fleet) -> None:
-        log = fleet.node(0).process
+        log = fleet.nodes["client-1"].process
         wait(lambda: "ROUND 1" in log.output().split("Sending:")[-1])  # it has been asked
-        fleet.kill_node(0)
+        kill_node(fleet, "client-1")
 
     accident = Accident("round 0", kill_at_work)
     finished = run_local(
@@ -193,7 +194,7 @@ SCRIPT = """
 import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from fedshift.deploy.local import run_local
+from fedshift.deploy.local_run import run_local
 run_local(Path(sys.argv[1]), clients=1, folder=Path(sys.argv[2]), run_config={"work": 60.0},
           on_line=lambda line: print(line, flush=True))
 """

@@ -1,4 +1,4 @@
-"""Makes `laws` importable: test modules are imported by path."""
+"""Makes `distributions` importable: test modules are imported by path."""
 
 from __future__ import annotations
 

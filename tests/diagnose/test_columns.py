@@ -13,16 +13,16 @@ def test_the_column_that_moved_comes_first_with_its_size():
     a, b = rng.standard_normal((2, 3000, 5))
     b[:, 3] += 0.5
     pair = Pair.of(Side(a), Side(b), Budget())
-    found = column_shifts(a, b, names=list("uvwxy"), pair=pair)
-    first = found[0]
+    shifts = column_shifts(a, b, names=list("uvwxy"), pair=pair)
+    first = shifts[0]
     assert first.name == "x"
-    assert len(found) == 5
+    assert len(shifts) == 5
     assert first.distance == pytest.approx(2 * norm.cdf(0.25) - 1, abs=0.03)
     assert first.difference == pytest.approx(0.5 / np.sqrt(1 + 0.0625), abs=0.05)
     assert first.share is not None
     assert first.share > 0.8
-    assert first.adjusted < 1e-6 < min(c.adjusted for c in found[1:])
-    assert sum(c.share or 0 for c in found) == pytest.approx(1.0)
+    assert first.adjusted < 1e-6 < min(c.adjusted for c in shifts[1:])
+    assert sum(c.share or 0 for c in shifts) == pytest.approx(1.0)
 
 
 def test_an_interaction_is_shared_by_its_columns():
@@ -42,11 +42,11 @@ def test_one_hot_columns_are_one_feature():
     names = ["colour=red", "colour=green", "colour=blue", "age"]
     groups = dict.fromkeys(names[:3], "colour")
     pair = Pair.of(Side(s), Side(t), Budget())
-    found = column_shifts(s, t, names=names, groups=groups, pair=pair)
-    assert [c.name for c in found] == ["colour", "age"]
-    assert found[0].distance == pytest.approx(0.3, abs=0.05)
-    assert found[0].difference is None
-    assert found[0].share > 0.9
+    shifts = column_shifts(s, t, names=names, groups=groups, pair=pair)
+    assert [c.name for c in shifts] == ["colour", "age"]
+    assert shifts[0].distance == pytest.approx(0.3, abs=0.05)
+    assert shifts[0].difference is None
+    assert shifts[0].share > 0.9
 
 
 def test_false_alarms_over_columns_are_controlled():
@@ -61,5 +61,5 @@ def test_false_alarms_over_columns_are_controlled():
 def test_constant_and_huge_columns():
     rng = np.random.default_rng(4)
     x = np.column_stack([np.full(50, 3.0), 1e300 * rng.standard_normal(50)])
-    found = column_shifts(x, x[::-1], names=["constant", "huge"])
-    assert all(c.distance == 0 and c.p == 1 for c in found)
+    shifts = column_shifts(x, x[::-1], names=["constant", "huge"])
+    assert all(c.distance == 0 and c.p == 1 for c in shifts)

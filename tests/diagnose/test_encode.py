@@ -17,18 +17,18 @@ def test_units_and_monotone_maps_change_nothing(x):
 def test_scores_are_standard_and_constants_are_left_out():
     rng = np.random.default_rng(0)
     x = np.column_stack([rng.standard_t(1, 200), np.ones(200), rng.integers(0, 2, 200)])
-    found = encode(x)
-    assert found.columns == (0, 2)
-    np.testing.assert_allclose(found.z.mean(axis=0), 0, atol=1e-12)
-    np.testing.assert_allclose(found.z.std(axis=0), 1)
+    scores = encode(x)
+    assert scores.columns == (0, 2)
+    np.testing.assert_allclose(scores.z.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(scores.z.std(axis=0), 1)
 
 
 def test_wide_rows_become_components():
     rng = np.random.default_rng(1)
     images = rng.random((100, 1, 9, 9))
-    found = encode(images)
-    assert found.z.shape == (100, COMPONENTS)
-    assert found.columns == ()
+    scores = encode(images)
+    assert scores.z.shape == (100, COMPONENTS)
+    assert scores.columns == ()
     assert WIDE < 81
     # few rows have few directions
     assert encode(images[:10]).z.shape[1] <= 9
@@ -45,6 +45,6 @@ def test_features_do_not_depend_on_the_order_of_columns():
 
 
 def test_nothing_varies():
-    found = encode(np.ones((5, 2)))
-    assert found.z.shape == (5, 0)
-    assert features(found.z).sets == {}
+    scores = encode(np.ones((5, 2)))
+    assert scores.z.shape == (5, 0)
+    assert features(scores.z).sets == {}

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from fedshift.diagnose.finding import Finding, adjust, holm
 
 
-def found(p: float, auc: float) -> Finding:
+def make(p: float, auc: float) -> Finding:
     return Finding(question="inputs", source_rows=50, target_rows=60, p=p, adjusted=p, auc=auc)
 
 
 def by_steps(values: list[float], level: float) -> list[bool]:
-    """Holm's procedure as it is told: go on while the smallest p is below level / left."""
+    """Holm's procedure step by step: go on while the smallest p is below level / left."""
     out = [False] * len(values)
     for step, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
         if values[i] > level / (len(values) - step):
@@ -31,7 +31,7 @@ def test_holm_rejects_what_the_stepwise_procedure_rejects(values, level):
     assert near or [a <= level for a in adjusted] == by_steps(values, level)
 
 
-def test_questions_that_could_not_be_asked_cost_nothing():
+def test_tests_that_could_not_run_cost_nothing():
     assert holm([0.01, math.nan, 0.5])[0] == holm([0.01, 0.5])[0]
     assert math.isnan(holm([0.01, math.nan])[1])
 
@@ -42,11 +42,11 @@ def test_questions_that_could_not_be_asked_cost_nothing():
         (0.001, 0.7, "shift"),
         (0.001, 0.51, "too small to matter"),
         (0.3, 0.7, "no shift found"),
-        (math.nan, math.nan, "cannot tell"),
+        (math.nan, math.nan, "inconclusive"),
     ],
 )
 def test_a_shift_must_be_significant_and_large(p, auc, status):
-    finding = found(p, auc)
+    finding = make(p, auc)
     assert finding.status == status
     assert status in repr(finding)
     assert "\n" not in repr(finding)
@@ -54,6 +54,6 @@ def test_a_shift_must_be_significant_and_large(p, auc, status):
 
 
 def test_adjusting_keeps_order_and_raw_values():
-    out = adjust([found(0.02, 0.6), found(0.01, 0.6)])
+    out = adjust([make(0.02, 0.6), make(0.01, 0.6)])
     assert [f.p for f in out] == [0.02, 0.01]
     assert [f.adjusted for f in out] == [0.02, 0.02]

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from fedshift.cli import parser
-from fedshift.deploy import commands
+from fedshift.deploy import flwr_cli
 from fedshift.deploy.agreement import Agreement
-from fedshift.deploy.files import Files, make_site, read_site
 from fedshift.deploy.keys import Keys, make_keys
+from fedshift.deploy.site_file import FileDescription, make_site, read_site
 from fedshift.errors import InputError
 from fedshift.experiments.recipe import Recipe
-from fedshift.privacy.policy import RUNGS
+from fedshift.privacy.policy import DISCLOSURE_LEVELS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -53,9 +53,9 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_example_runs_in_one_process(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path("try.py")
-    said = re.search(r"mean accuracy (\d\.\d+)", capsys.readouterr().out)
-    assert said is not None
-    assert float(said[1]) > 0.9
+    line = re.search(r"mean accuracy (\d\.\d+)", capsys.readouterr().out)
+    assert line is not None
+    assert float(line[1]) > 0.9
     assert (example / "record" / "result.json").exists()
 
 
@@ -65,27 +65,27 @@ def test_the_example_makes_a_flower_app(example: Path, monkeypatch: pytest.Monke
     from flwr.serverapp import ServerApp
     from flwr.supercore.task_identity import TaskIdentity
 
-    for name in ("_task_id", "_run_id", "_node_id"):  # who a process is, said to Flower
+    for name in ("_task_id", "_run_id", "_node_id"):  # identifies a process to Flower
         monkeypatch.setattr(TaskIdentity, name, 1)
     assert isinstance(runpy.run_path("server_app.py")["app"], ServerApp)
     app = runpy.run_path("client_app.py")["app"]
-    asked = Message(
+    message = Message(
         content=RecordDict({"who": ConfigRecord({})}), dst_node_id=1, message_type="query.describe"
     )
-    answer = app(asked, Context(1, 1, {"client": "ward-2"}, RecordDict(), {}))
-    assert answer.content["who"]["client"] == "ward-2"
+    reply = app(message, Context(1, 1, {"client": "ward-2"}, RecordDict(), {}))
+    assert reply.content["who"]["client"] == "ward-2"
 
 
-def test_the_table_of_rungs_is_the_ladder() -> None:
-    table = re.search(r"<!-- rungs: .*?-->\n(.*?)<!-- end", PAGE, flags=re.DOTALL)
+def test_the_table_lists_all_disclosure_levels() -> None:
+    table = re.search(r"<!-- disclosure levels: .*?-->\n(.*?)<!-- end", PAGE, flags=re.DOTALL)
     assert table is not None
-    rows = [f"| {n} {r.name} | {r.leaves} | {r.learnt} |" for n, r in enumerate(RUNGS)]
+    rows = [f"| {n} {r.name} | {r.leaves} | {r.reveals} |" for n, r in enumerate(DISCLOSURE_LEVELS)]
     assert table[1].splitlines()[2:] == rows
 
 
 def test_our_commands_are_understood() -> None:
     lines = command_lines("fedshift")
-    assert {line[2] for line in lines} == {"local", "agree", "site", "look"}
+    assert {line[2] for line in lines} == {"local", "agree", "site", "check"}
     inner = [shlex.split(line) for line in re.findall(r"\$\((fedshift .*?)\)", PAGE)]
     assert ["fedshift", "deploy", "app"] in inner
     for line in lines + inner:
@@ -100,23 +100,23 @@ def test_flower_s_commands_are_those_we_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("cryptography", reason="cryptography is not installed")
-    monkeypatch.setattr(commands, "find", lambda name: name)
+    monkeypatch.setattr(flwr_cli, "find", lambda name: name)
     keys: Keys = make_keys(tmp_path / "keys", [])
     links = command_lines("flower-superlink")
     assert len(links) == 2  # by hand and in the unit
     database = Path("/srv/fedshift/link/superlink.db")
-    our_link = commands.superlink(8000, database=database, keys=keys)
+    our_link = flwr_cli.superlink(8000, database=database, keys=keys)
     for link in links:
         assert flags(link) == flags(our_link)
         assert link[link.index("--database") + 1] == our_link[our_link.index("--database") + 1]
     nodes = command_lines("flower-supernode")
     assert len(nodes) == 2  # by hand and in the unit
-    ours = commands.supernode(1, 2, ca=keys.ca, key=keys.key, config={"site": "s"})
+    ours = flwr_cli.supernode(1, 2, ca=keys.ca, key=keys.key, config={"site": "s"})
     for node in nodes:
         assert flags(node) == flags(ours)
-    run = commands.run(Path("apps/flower"), Path("run.toml"))
+    run = flwr_cli.run(Path("apps/flower"), Path("run.toml"))
     assert [flags(line) for line in command_lines("flwr run")] == [flags(run)]
-    assert command_lines("flwr supernode")[0][:3] == commands.register(Path())[:3]
+    assert command_lines("flwr supernode")[0][:3] == flwr_cli.register(Path())[:3]
 
 
 @pytest.mark.filterwarnings("ignore:The 'is_flag':DeprecationWarning")  # Flower's
@@ -140,18 +140,18 @@ def test_only_three_folders_are_the_node_s() -> None:
         assert "UMask=0077" in unit
         assert "Wants=network-online.target" in unit
         assert "FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1" in unit
-    made = next(line for line in command_lines("install") if "-d" in line)
+    folders = next(line for line in command_lines("install") if "-d" in line)
     may = re.search(r"ReadWritePaths=(.*)", site)
     assert may is not None
-    assert may[1].split() == [f"/srv/fedshift/{name}" for name in made[-3:]]
+    assert may[1].split() == [f"/srv/fedshift/{name}" for name in folders[-3:]]
 
 
 def test_the_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deploy, connection, site = blocks("toml")
-    made = Agreement.of(Recipe.load("smoke/flower"), clients=3).to_toml()
-    (tmp_path / "task.toml").write_text(made.partition("[deploy]")[0] + deploy, encoding="utf-8")
-    agreed = Agreement.read(tmp_path / "task.toml").job
-    assert (agreed.clients, agreed.shape, agreed.minimum) == (
+    task = Agreement.of(Recipe.load("smoke/flower"), clients=3).to_toml()
+    (tmp_path / "task.toml").write_text(task.partition("[deploy]")[0] + deploy, encoding="utf-8")
+    job = Agreement.read(tmp_path / "task.toml").job
+    assert (job.clients, job.shape, job.minimum) == (
         ("ward-1", "ward-2", "ward-3"),
         (5,),
         2,
@@ -165,7 +165,11 @@ def test_the_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     exec(shlex.split(saves, comments=True)[2], rows)
     ward = make_site(read_site(tmp_path / "site.toml"))
-    assert (ward.data.name, ward.privacy.rung, ward.privacy.min_rows) == ("ward-1", 2, 50)
+    assert (ward.data.name, ward.privacy.disclosure_level, ward.privacy.min_rows) == (
+        "ward-1",
+        2,
+        50,
+    )
 
 
 def test_a_site_is_found_by_the_environment(
@@ -175,7 +179,7 @@ def test_a_site_is_found_by_the_environment(
     home.mkdir()
     (home / "site.toml").write_text(blocks("toml")[2], encoding="utf-8")
     monkeypatch.setenv("FEDSHIFT_SITE", str(tmp_path / "{client-name}" / "site.toml"))
-    assert Files().client({"client-name": "site-2", "partition-id": 1}) == "ward-1"
+    assert FileDescription().client({"client-name": "site-2", "partition-id": 1}) == "ward-1"
     monkeypatch.delenv("FEDSHIFT_SITE")
-    with pytest.raises(InputError, match="must name site"):
-        Files().client({"client-name": "site-2", "partition-id": 1})
+    with pytest.raises(InputError, match="the node config must have site"):
+        FileDescription().client({"client-name": "site-2", "partition-id": 1})

@@ -13,20 +13,20 @@ import pytest
 
 from fedshift.errors import InputError
 from fedshift.federation import worker
-from fedshift.federation.worker import check_peer, checked
+from fedshift.federation.worker import check_peer, check_socket
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 
 
-def test_a_worker_s_door_is_closed_to_others(
+def test_a_worker_s_socket_is_closed_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o755)
-    with pytest.raises(InputError, match="owner's alone"):
-        checked(open_to_all / "s.sock")
+    with pytest.raises(InputError, match="closed to others"):
+        check_socket(open_to_all / "s.sock")
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
         check_peer(here)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedshift.cli import main
 from fedshift.errors import InputError
-from fedshift.experiments.compare import Comparison, compare, find
+from fedshift.experiments.compare import MethodComparison, compare, find, mean_interval
+from fedshift.experiments.published import ordering, verdict
 from fedshift.experiments.recipe import Published, Recipe
-from fedshift.experiments.records import Record, fingerprint, write_history, write_json
-from fedshift.experiments.verdict import ordering, verdict
+from fedshift.experiments.records import RunFolder, fingerprint, write_history, write_json
 
 TEXT = """
 title = "Mine | yours <b>"
@@ -36,7 +38,7 @@ ratio = "exact"
 """
 PUBLISHED = """
 [published]
-FTW = { mean = 0.82, sd = 0.01, source = "Table 2" }
+FTW = { mean = 0.82, sd = 0.01, source = "TomlTable 2" }
 ERM = { mean = 0.50, worst = 0.35 }
 """
 
@@ -54,12 +56,11 @@ def made(
     *,
     figure: str = "accuracy",
     history: Sequence[tuple[int, float]] = (),
-    calibration: Sequence[tuple[float, float]] = (),
 ) -> Path:
-    """A finished run's folder, as `Record` leaves it, with given figures."""
+    """A finished run's folder, as `RunFolder` leaves it, with given figures."""
     one = recipe.narrow(method, seed)
-    record = Record(out, one)
-    record.begin()
+    folder = RunFolder(out, one)
+    folder.begin()
     rows = [
         {"client": f"c{i}", "n": 50, figure: v, "low": v - 0.1, "high": v + 0.1, "loss": 1.0}
         for i, v in enumerate(clients)
@@ -80,14 +81,13 @@ def made(
         "interval": None if mean is None else [mean - 0.1, mean + 0.1],
         "clients": rows,
         "weights": {},
-        "calibration": [{"estimated": a, "exact": b, "n": 9} for a, b in calibration],
         "ledger": [],
         "notes": [],
     }
     lines = [{"round": r, "seconds": 0.1, "test_accuracy": a} for r, a in history]
-    write_history(record.folder, lines)
-    write_json(record.folder / "result.json", result)
-    return record.folder
+    write_history(folder.path, lines)
+    write_json(folder.path / "result.json", result)
+    return folder.path
 
 
 def three_seeds(out: Path, **options: Any) -> None:
@@ -96,7 +96,7 @@ def three_seeds(out: Path, **options: Any) -> None:
         made(out, mine(), "ERM", seed, (0.3, 0.5, 0.7))
 
 
-def one(out: Path, **options: Any) -> Comparison:
+def one(out: Path, **options: Any) -> MethodComparison:
     found = compare([out], **options)
     assert len(found) == 1
     return found[0]
@@ -150,7 +150,7 @@ def test_runs_of_another_machine_are_named(tmp_path: Path) -> None:
     for seed in (0, 2):
         (tmp_path / f"my/own/ERM/seed-{seed}/environment.json").unlink()
     remarks = one(tmp_path).remarks
-    assert remarks[-2:] == ("run on X (fedshift 1) unless said", "ERM: run on Y (fedshift 1)")
+    assert remarks[-2:] == ("run on X (fedshift 1) unless noted", "ERM: run on Y (fedshift 1)")
 
 
 def test_mean_and_interval_by_hand(tmp_path: Path) -> None:
@@ -163,15 +163,12 @@ def test_mean_and_interval_by_hand(tmp_path: Path) -> None:
     assert row.seconds == 3.0
     assert len(row.runs) == 3
     assert row.best_iterate is None
-    value, low, high = row.dots["c0"]
-    assert (value, high - value, value - low) == pytest.approx((0.72, half, half))
 
 
 def test_one_seed_has_no_interval_over_seeds(tmp_path: Path) -> None:
     made(tmp_path, mine(), "ERM", 0, (0.3, 0.5))
     row = one(tmp_path)["ERM"]
     assert row.ours == (0.4, None)
-    assert row.dots["c1"] == (0.5, 0.4, 0.6)
     assert "±" not in one(tmp_path).sheet().rows[0][1]
 
 
@@ -237,7 +234,7 @@ def test_ordering() -> None:
     assert said.endswith("holds (not run: FITW)")
     said = ordering(told, {"FITW": 0.9, "ERM": 0.2})
     assert said is not None
-    assert "cannot be told" in said
+    assert "inconclusive" in said
     assert ordering({"FTW": 0.8}, {"FTW": 0.9}) is None
     said = ordering({"A": 0.1, "B": 0.2}, {"A": 0.3, "B": 0.4}, figure="mse")
     assert said == "published ordering A < B: holds"
@@ -254,7 +251,7 @@ def test_a_verdict_for_every_published_cell(tmp_path: Path) -> None:
     assert cells["FTW"]["published"] == ".82 ± .01"
     assert cells["ERM"]["published worst"] == ".35"
     assert cells["ERM"]["verdict"] == "mean reached; worst below by .050"
-    assert "published for FTW: Table 2" in sheet.notes
+    assert "published for FTW: TomlTable 2" in sheet.notes
     assert "published" not in one(tmp_path).sheet().header  # only if asked for
 
 
@@ -298,16 +295,47 @@ def test_the_best_iterate_counts_where_it_is_published(tmp_path: Path) -> None:
     assert "best iterate" not in last.verdicts  # what is published of it is the last one
 
 
-def test_calibration_is_that_of_all_seeds(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        pairs = [(0.5 + seed, 0.25), (-1.0, -1.5)]
-        made(tmp_path, mine(), "FTW", seed, (0.5,), calibration=pairs)
-        made(tmp_path, mine(), "ERM", seed, (0.5,))
-    comparison = one(tmp_path)
-    expected = ([0.5, -1.0, 1.5, -1.0], [0.25, -1.5, 0.25, -1.5])
-    assert comparison["FTW"].calibration == expected
-    assert comparison["ERM"].calibration is None
-    assert comparison.sheet().calibration == {"FTW": expected}
+def test_by_client(tmp_path: Path) -> None:
+    made(tmp_path, mine(), "ERM", 0, [i / 100 for i in range(25)])
+    made(tmp_path, mine(), "FTW", 0, (0.5, 0.6))
+    sheet = one(tmp_path).by_client()
+    assert sheet.header == ("client", "n", "ERM", "FTW")
+    assert sheet.rows[1:3] == (("c1", "50", ".0100", ".6000"), ("c2", "50", ".0200", ""))
+    assert len(sheet.rows) == 20
+    assert sheet.notes == ("5 more in result.json",)
+
+
+def test_mean_interval() -> None:
+    mean, half = mean_interval([1.0, 2.0, 3.0, 4.0])
+    assert mean == 2.5
+    assert half == pytest.approx(3.182446 * np.std([1, 2, 3, 4], ddof=1) / 2, rel=1e-5)
+    assert mean_interval([0.5]) == (0.5, None)
+
+
+REMOVED = ("[train]\n", "[train]\nflattenings = {}\n")
+
+
+def test_a_removed_setting_at_its_old_default_is_dropped(tmp_path: Path) -> None:
+    folder = made(tmp_path, mine(), "FTW", 0, (0.5,))
+    path, plain = folder / "recipe.toml", one(tmp_path)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(REMOVED[0], REMOVED[1].format("[]")), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != text
+    assert one(tmp_path).sheet() == plain.sheet()
+    assert RunFolder(tmp_path, mine().narrow("FTW", 0)).result() is not None
+
+
+def test_a_removed_setting_that_did_something_is_named(tmp_path: Path) -> None:
+    folder = made(tmp_path, mine(), "FTW", 0, (0.5,))
+    path = folder / "recipe.toml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(REMOVED[0], REMOVED[1].format("[1.0, 0.5]")), encoding="utf-8")
+    said = "FTW: run with train.flattenings = [1.0, 0.5], which fedshift no longer has"
+    assert said in one(tmp_path).remarks
+    folder = RunFolder(tmp_path, mine().narrow("FTW", 0))
+    assert folder.clash() == ["train.flattenings is 'not set' here and [1.0, 0.5] in the folder"]
+    with pytest.raises(InputError, match="flattenings was removed"):  # to run it again
+        Recipe.load(path)
 
 
 def test_shipped_numbers_for_runs_that_have_kept_none(tmp_path: Path) -> None:
@@ -320,7 +348,7 @@ def test_shipped_numbers_for_runs_that_have_kept_none(tmp_path: Path) -> None:
     said = {row.method: row.verdicts["mean"] for row in comparison.rows}
     assert said == {"ERM": "below by .050", "FITW": "below by .024", "FTW": "reached"}
     assert comparison.ordering == "published ordering FTW > FITW > ERM: holds"
-    assert not any("not run as" in remark for remark in comparison.remarks)
+    assert not any("settings differ" in remark for remark in comparison.remarks)
 
 
 def test_a_ratio_of_other_options_is_told_by_option(tmp_path: Path) -> None:
@@ -330,10 +358,10 @@ def test_a_ratio_of_other_options_is_told_by_option(tmp_path: Path) -> None:
     other = replace(method, ratio=replace(method.ratio, options=options))
     recipe = replace(Recipe.load("paper/fmnist-five"), methods=(other,), published={})
     made(tmp_path, recipe, method.name, 0, (0.8,))
-    (said,) = [r for r in one(tmp_path).remarks if "not run as" in r]
+    (said,) = [r for r in one(tmp_path).remarks if "settings differ" in r]
     assert said == (
-        "FTW-federated-mlls: not run as the recipe is now: ratio.calibration is bcts "
-        "(recipe: not given), ratio.plan.iterations is 7 (recipe: 2000)"
+        "FTW-federated-mlls: settings differ from the recipe: ratio.calibration is bcts "
+        "(recipe: not set), ratio.plan.iterations is 7 (recipe: 2000)"
     )
 
 
@@ -346,8 +374,8 @@ def test_a_default_that_changed_since_is_said(tmp_path: Path) -> None:
         if method == "FTW-federated-auto":
             result["estimator"] |= {"folds": "5"}
         write_json(folder / "result.json", result)
-    assert [r for r in one(tmp_path).remarks if "not run as" in r] == [
-        "FTW-federated-auto: not run as the recipe is now: ratio.folds is 5 (recipe: None)"
+    assert [r for r in one(tmp_path).remarks if "settings differ" in r] == [
+        "FTW-federated-auto: settings differ from the recipe: ratio.folds is 5 (recipe: None)"
     ]
 
 
@@ -367,13 +395,13 @@ def test_published_numbers_change_no_run(tmp_path: Path) -> None:
     plain, told = mine(TEXT), mine()
     assert fingerprint(plain) == fingerprint(told)
     made(tmp_path, plain, "FTW", 0, (0.8,))
-    assert Record(tmp_path, told.narrow("FTW", 0)).result() is not None
-    assert Record(tmp_path, told.narrow("FTW", 0)).clash() == []
+    assert RunFolder(tmp_path, told.narrow("FTW", 0)).result() is not None
+    assert RunFolder(tmp_path, told.narrow("FTW", 0)).clash() == []
 
 
 def test_published_numbers_are_written_and_read() -> None:
     told = mine()
-    assert told.published["FTW"] == Published(mean=0.82, sd=0.01, source="Table 2")
+    assert told.published["FTW"] == Published(mean=0.82, sd=0.01, source="TomlTable 2")
     assert Recipe.parse(told.to_toml()) == told
     assert told.changed(["plan.iterations=5"]).published == told.published
     assert list(told.narrow("ERM", 0).published) == ["ERM"]
@@ -449,7 +477,7 @@ def test_what_is_not_finished_is_said(tmp_path: Path) -> None:
     made(tmp_path, mine(), "ERM", 2, ())  # no test labels
     comparison = one(tmp_path)
     assert len(comparison["ERM"].runs) == 1
-    assert "not finished, so not counted: FTW seed 1" in comparison.remarks
+    assert "not finished, so left out: FTW seed 1" in comparison.remarks
 
 
 def test_nothing_finished(tmp_path: Path) -> None:
@@ -492,10 +520,33 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ".8200 ± .0497" in printed
     assert main(["compare", runs, "--format", "markdown"]) == 0
     assert capsys.readouterr().out.startswith("## Mine \\| yours")
-    for name, start in (("a.md", "## "), ("a.html", "<!DOCTYPE html>"), ("a.txt", "Mine | ")):
+    for name, start in (("a.md", "## "), ("a.txt", "Mine | ")):
         assert main(["compare", runs, "-o", str(tmp_path / "out" / name)]) == 0
         assert (tmp_path / "out" / name).read_text(encoding="utf-8").startswith(start)
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a.html", "a.md", "a.txt"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a.md", "a.txt"]
+    capsys.readouterr()
+    assert main(["compare", runs, "-o", "page.html"]) == 1
+    assert "--output must end in .txt or .md; got page.html" in capsys.readouterr().err
+
+
+def test_command_draws_curves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path, mine(), "ERM", 0, (0.5,))
+    command = ["compare", str(tmp_path), "--curves", str(tmp_path / "curves.svg")]
+    assert main(command) == 1
+    assert "train.watch_test=true" in capsys.readouterr().err
+    made(tmp_path, mine(), "FTW", 0, (0.5,), history=[(5, 0.1), (10, 0.4)])
+    assert main([*command[:-1], "curves.png"]) == 1
+    assert "must end in .svg; got curves.png" in capsys.readouterr().err
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "curves.svg" in printed
+    assert "Mine | yours" in printed  # the table too
+    assert "<svg" in (tmp_path / "curves.svg").read_text(encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "fedshift.report.figures", None)
+    assert main(command) == 1
+    assert "fedshift[report]" in capsys.readouterr().err
 
 
 def test_command_with_a_recipe_that_is_newer_than_the_runs(

@@ -14,7 +14,6 @@ from fedshift.data.sources import Images, load
 from fedshift.errors import InputError
 from fedshift.experiments import study
 from fedshift.experiments.recipe import Recipe, recipes
-from fedshift.experiments.spelling import Place
 from fedshift.experiments.study import (
     STUDIES,
     Eigenvalues,
@@ -24,6 +23,7 @@ from fedshift.experiments.study import (
     load_any,
     studies_in,
 )
+from fedshift.experiments.toml_tables import Location
 from fedshift.report.comparison import Sheet, render
 
 DIGITS = {"source": "digits", "shift": "one-class-each", "clients": 3, "train": [60, 3]} | {
@@ -66,19 +66,19 @@ def test_a_cluster_for_each_class_finds_the_supremum(monkeypatch: pytest.MonkeyP
         ("1", "10.5", "1.00", "1.00 to 1.00", "3"),
         ("4", "20", "20.00", "20.00 to 20.00", "3"),
     )
-    assert "true supremum 20;" in made.notes[0]
+    assert "true supremum is 20." in made.notes[0]
 
 
 def test_the_smallest_class_sets_the_scale() -> None:
     y = np.repeat([0, 1, 2], [9, 4, 50])
     x = np.arange(63).reshape(63, 1, 1)
-    law = np.array([0.25, 1.0, 0.5])
-    rows = study._part(x, y, law, np.random.default_rng(0))
+    distribution = np.array([0.25, 1.0, 0.5])
+    rows = study._part(x, y, distribution, np.random.default_rng(0))
     assert rows.shape == (1 + 4 + 2, 1)
     assert rows.dtype == np.float32
     assert np.bincount(y[rows[:, 0].astype(int)]).tolist() == [1, 4, 2]
     assert len(set(rows[:, 0].tolist())) == 7  # without replacement
-    again = study._part(x, y, law, np.random.default_rng(1))
+    again = study._part(x, y, distribution, np.random.default_rng(1))
     assert (rows != again).any()
 
 
@@ -119,7 +119,7 @@ def test_eigenvalues_are_those_of_the_second_moments() -> None:
         assert mean == low == high
         np.testing.assert_allclose(mean, ratio, rtol=1e-3)
     low, high = np.min(limits), np.max(limits)
-    assert f"here {low:.4g} to {high:.4g}; published: all below 1" in made.notes[0]
+    assert f": from {low:.4g} to {high:.4g}. Published: all ratios are < 1" in made.notes[0]
     assert (made.figure, made.curves_over) == ("√(λ'_i / λ_i)", "rank of the eigenvalue")
 
 
@@ -171,13 +171,14 @@ def test_a_study_leaves_its_sheet(tmp_path: Path) -> None:
     assert studies_in(tmp_path) == [made]
 
 
-def test_sheets_come_back_with_their_plots(tmp_path: Path) -> None:
+def test_sheets_come_back_with_their_curves(tmp_path: Path) -> None:
     made = StudyRecipe("deep/eigen", "", "", Eigenvalues(data=DIGITS)).run(tmp_path)
     assert made.title == "deep/eigen"
     (again,) = studies_in(tmp_path)
-    for format in ("text", "markdown", "html"):
+    for format in ("text", "markdown"):
         assert render([again], format) == render([made], format)
-    assert render([again], "html").count("<svg") == 1
+    assert again.curves_over == made.curves_over
+    assert json.dumps(again.curves) == json.dumps(made.curves) != "{}"
 
 
 def test_studies_are_found_at_any_level_and_once(tmp_path: Path) -> None:
@@ -191,12 +192,15 @@ def test_studies_are_found_at_any_level_and_once(tmp_path: Path) -> None:
     assert [s.title for s in studies_in(tmp_path)] == ["a/x (a/x)"]
 
 
-@pytest.mark.parametrize("told", [{}, {"sheet": 5}, {"sheet": {"title": "t", "colour": 1}}])
+@pytest.mark.parametrize("told", [{}, {"sheet": 5}, {"sheet": {"title": "t", "notes": []}}])
 def test_a_sheet_that_cannot_be_read_is_named(told: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "x" / "result.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"study": "communication", **told}))
-    with pytest.raises(InputError, match=r"x/result.json must be what .* study; .*run it again"):
+    with pytest.raises(
+        InputError,
+        match=r"x/result.json must be the result .* cannot be read .*; run the study again",
+    ):
         studies_in(tmp_path)
 
 
@@ -223,16 +227,19 @@ def test_shipped_studies_are_read() -> None:
         ('study = "communication"\ntitel = "x"', r"unknown key 'titel'; .* 'title'\?"),
         ('study = "communication"\nsamples = "many"', "samples must be a whole number"),
         ('study = "communication"\nsamples = -1', "samples must be .* of at least 0; got -1"),
-        ('study = "communication"\npublished = ["x"]', "published must be two texts"),
+        ('study = "communication"\npublished = ["x"]', "published must be two strings"),
         ('study = "communication"\nname = "../x"', "the name of a recipe must be"),
         ('study = "communication"\ntitle = 5', "title must be text"),
         ('study = "k-means-bound"\nimages = "mnst"', r"did you mean 'mnist'\?"),
         ('study = "k-means-bound"\nrare = 0.0', r"rare must be in \(0, 1\]; got 0.0"),
         ('study = "k-means-bound"\nshare = 2.0', r"share must be in \(0, 1\]; got 2.0"),
-        ('study = "k-means-bound"\nclusters = [0, 5]', "clusters must be .* at least 1"),
-        ('study = "k-means-bound"\nclusters = []', "clusters must be .* at least 1"),
+        ('study = "k-means-bound"\nclusters = [0, 5]', "clusters must be whole numbers ≥ 1"),
+        ('study = "k-means-bound"\nclusters = []', "clusters must be whole numbers ≥ 1"),
         ('study = "k-means-bound"\ndraws = 0', "draws must be a whole number of at least 1"),
-        ('study = "k-means-bound"\npublished = [1.0]', "a number for each of 3 clusters; got 1"),
+        (
+            'study = "k-means-bound"\npublished = [1.0]',
+            "one figure for each entry of clusters, 3 in all; got 1",
+        ),
         ('study = "eigenvalues"', "'shift' must be given"),
         ('study = "eigenvalues"\nridge = 0', "ridge must be a positive number"),
         ('study = "eigenvalues"\nseed = -1', "seed must be a whole number of at least 0"),
@@ -245,7 +252,7 @@ def test_shipped_studies_are_read() -> None:
 )
 def test_wrong_files_say_what_is_wrong(lines: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(lines)
-    with pytest.raises(InputError, match=f"^mine.toml.*{said}"):
+    with pytest.raises(InputError, match=f"mine.toml.*{said}"):
         load_any(tmp_path / "mine.toml")
 
 
@@ -257,5 +264,5 @@ def test_what_is_nowhere_is_named() -> None:
 
 
 def test_keys_are_those_of_the_study() -> None:
-    made = StudyRecipe.of({"name": "x", "study": "k-means-bound", "clusters": [3]}, Place("x"))
+    made = StudyRecipe.of({"name": "x", "study": "k-means-bound", "clusters": [3]}, Location("x"))
     assert made == StudyRecipe("x", "", "", KMeansTable(clusters=(3,)))

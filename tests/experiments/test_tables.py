@@ -17,7 +17,7 @@ from fedshift.experiments.study import Eigenvalues, KMeansTable, Study, StudyRec
 #: far the first must be above the last (all hold on seeds 1 and 2 too)
 SMALL = {
     "paper/fmnist-five": (
-        ["data.share=0.15", "plan.iterations=400", "plan.lr=0.003"],
+        ["data.share=0.15", "plan.iterations=200", "plan.lr=0.003"],
         ("FTW", "FITW", "ERM"),
         0.02,
     ),
@@ -28,7 +28,7 @@ SMALL = {
         0.02,
     ),
     "paper/colored-mnist": (
-        ["data.share=0.3", "plan.iterations=500"],
+        ["data.share=0.2", "plan.iterations=300"],
         ("FTW", "ERM"),
         0.02,
     ),

@@ -50,10 +50,10 @@ def test_fedsgd_adds_and_makes_up_for_the_missing() -> None:
     heard = replies(t, 2)
     step, _ = moved(t, [0, 2], heard)
     torch.testing.assert_close(step, -(3.0 * heard[0].update + heard[1].update))
-    step, _ = moved(t, [0, 2], heard, asked=[0, 1, 2, 3])
+    step, _ = moved(t, [0, 2], heard, cohort=[0, 1, 2, 3])
     torch.testing.assert_close(step, -(3.0 * heard[0].update + heard[1].update) * 5.5 / 4.0)
     drawn = task(FedSGD(**SGD, participation=2))
-    step, _ = moved(drawn, [1], heard[:1], asked=[1, 3])
+    step, _ = moved(drawn, [1], heard[:1], cohort=[1, 3])
     torch.testing.assert_close(step, -heard[0].update * (4 / 2) * 2)
 
 
@@ -64,7 +64,7 @@ def test_fedavg_takes_the_mean_with_normalisers() -> None:
     expected = (heard[0].update + heard[1].update + 2 * heard[2].update) / 4
     torch.testing.assert_close(step, expected)
     missing, _ = moved(
-        t, [0, 1, 3], heard, normaliser=np.array([1.0, 0.5, 9.0, 2.0]), asked=[0, 1, 2, 3]
+        t, [0, 1, 3], heard, normaliser=np.array([1.0, 0.5, 9.0, 2.0]), cohort=[0, 1, 2, 3]
     )
     assert torch.equal(missing, step)  # a mean needs no making up
 

@@ -34,14 +34,14 @@ from fedshift.defence.robust import Robust
 from fedshift.errors import FedshiftError
 from fedshift.federation import coordinator, record
 from fedshift.federation.checkpoint import save
-from fedshift.federation.coordinator import Coordinator, TooFewAnswers
-from fedshift.federation.grid import InProcess
-from fedshift.federation.job import Job, RatioPhase
+from fedshift.federation.coordinator import Coordinator, TooFewReplies
+from fedshift.federation.deployment_task import DeploymentTask, RatioPhase
 from fedshift.federation.messages import Header, Message
 from fedshift.federation.plan import FedAvg, FedSGD, TopK
 from fedshift.federation.reference import Reference
 from fedshift.federation.site import Site
 from fedshift.federation.task import Task
+from fedshift.federation.transport import InProcess
 from fedshift.learn.models import build
 from fedshift.privacy.policy import Privacy
 
@@ -109,10 +109,13 @@ FAULTS: dict[str, tuple[Change, str]] = {
     ),
     "huge": (put("0/update", lambda u: u + 1e9), "above the limit"),
     "large": (put("junk", np.zeros(1 << 20, dtype=np.uint8)), "at most"),
-    "refuses": (lambda m, _: m.answer(error="Refused: not today"), "not today"),
-    "loss": (lambda _, a: replace(a, facts={"0/loss": float("nan")}), "0/loss is nan"),
+    "refuses": (lambda m, _: m.reply(error="Refused: not today"), "not today"),
+    "loss": (
+        lambda _, a: replace(a, facts={"0/loss": float("nan")}),
+        "0/loss must be finite and in [-inf, inf]; got nan",
+    ),
     "loss-text": (lambda _, a: replace(a, facts={"0/loss": "low"}), "0/loss must be float"),
-    "variance": (put("0/stats", lambda s: s * [[1.0], [-1.0]]), "negative variance"),
+    "variance": (put("0/stats", lambda s: s * [[1.0], [-1.0]]), "variances must be ≥ 0"),
     "stats-nan": (put("0/stats", lambda s: s * np.nan), "NaN"),
     "stats-shape": (put("0/stats", lambda s: s[:, :-1]), "shape"),
 }
@@ -193,8 +196,8 @@ def test_one_of_two_that_sends_nothing_does_not_stop_the_other(tmp_path: Path) -
     assert not any(h["shortened"] for h in result["history"])
 
 
-def test_every_law_counts_alike_in_a_pool(tmp_path: Path) -> None:
-    """One site has few test rows: they are repeated, so that its law is one of four."""
+def test_every_distribution_counts_alike_in_a_pool(tmp_path: Path) -> None:
+    """One site has few test rows: they are repeated, so that its distribution is one of four."""
     made = job(objective="ftw", ratio=RATIOS["raw"])
     rows = federation(120, 100)
     few = replace(rows["ash"], test_x=rows["ash"].test_x[:25], test_y=None)
@@ -212,26 +215,26 @@ def test_every_law_counts_alike_in_a_pool(tmp_path: Path) -> None:
 def test_noise_of_counts_reaches_those_who_read_them(tmp_path: Path) -> None:
     """With ε = 0.05 a cell needs 85 source rows to be read, and no bound is read off noise."""
     made = job(objective="ftw", ratio=RATIOS["bound"])
-    noisy = Privacy(rung=3, epsilon_counts=0.05)
+    noisy = Privacy(disclosure_level=3, epsilon_counts=0.05)
     asked: list[Message] = []
 
-    class Heard(Altered):
+    class SiteReplies(Altered):
         def handle(self, message: Message) -> Message:
             asked.append(message)
             return super().handle(message)
 
     sites = make_sites(made, tmp_path / "s", data=federation(60, 200), privacy=policy(made))
     sites["elm"] = Site(made, federation(60, 200)["elm"], tmp_path / "n", privacy=noisy)
-    sites["ash"] = Heard(sites["ash"], lambda _, a: a)
+    sites["ash"] = SiteReplies(sites["ash"], lambda _, a: a)
     run(made, sites, tmp_path / "r")
     (sent,) = (m for m in asked if m.facts.get("what") == "bound")
     assert sorted(sent.arrays["noise"].tolist()) == pytest.approx([0.0, 0.0, 0.0, 20.0])
 
 
 @pytest.mark.filterwarnings("ignore::fedshift.errors.LowCoverage")
-def test_the_record_names_laws_that_were_limited(tmp_path: Path) -> None:
+def test_the_record_names_distributions_that_were_limited(tmp_path: Path) -> None:
     tight = RatioDefence(mass=0.01)
-    places = [f"law {i} of 4" for i in range(1, 5)]
+    places = [f"distribution {i} of 4" for i in range(1, 5)]
     for kind, names in (
         ("multi-source", list(NAMES)),
         ("bound", list(NAMES)),
@@ -279,20 +282,20 @@ def test_two_answers_and_answers_nobody_asked_for(tmp_path: Path) -> None:
 
     class Chatty(InProcess):
         def exchange(
-            self, questions: Mapping[str, Message], *, deadline: float, limit: int
+            self, requests: Mapping[str, Message], *, deadline: float, limit: int
         ) -> Iterable[Any]:
-            for name, answer in super().exchange(questions, deadline=deadline, limit=limit):
+            for name, answer in super().exchange(requests, deadline=deadline, limit=limit):
                 yield name, answer
                 yield name, answer
                 yield "mallory", answer
 
     plain = run(made, make_sites(made, tmp_path / "a"), tmp_path / "b")
-    grid = Chatty(make_sites(made, tmp_path / "sites"))
-    result = Coordinator(made, grid, tmp_path / "record").run()
+    transport = Chatty(make_sites(made, tmp_path / "sites"))
+    result = Coordinator(made, transport, tmp_path / "record").run()
     assert bits(params(tmp_path / "record"), plain[1])
     reasons = dropped(result)
-    assert set(reasons["mallory"]) == {"was not asked"}
-    assert all("answered already" in r for n in NAMES for r in reasons[n])
+    assert set(reasons["mallory"]) == {"got no request"}
+    assert all("replied already" in r for n in NAMES for r in reasons[n])
 
 
 def test_silence_is_named(tmp_path: Path) -> None:
@@ -300,19 +303,19 @@ def test_silence_is_named(tmp_path: Path) -> None:
 
     class Deaf(InProcess):
         def exchange(
-            self, questions: Mapping[str, Message], *, deadline: float, limit: int
+            self, requests: Mapping[str, Message], *, deadline: float, limit: int
         ) -> Iterable[Any]:
-            for name, answer in super().exchange(questions, deadline=deadline, limit=limit):
+            for name, answer in super().exchange(requests, deadline=deadline, limit=limit):
                 if name != "elm":
                     yield name, answer
 
     result = Coordinator(made, Deaf(make_sites(made, tmp_path / "s")), tmp_path / "r").run()
-    assert set(dropped(result)["elm"]) == {"no answer within 0.5 s"}
+    assert set(dropped(result)["elm"]) == {"no reply within 0.5 s"}
     assert all(h["missing"] == ["elm"] for h in result["history"])
 
 
 class Away:
-    """A site that is there for some questions only."""
+    """A site that is there for some requests only."""
 
     def __init__(self, site: Any, there: Callable[[int], bool]) -> None:
         self._site, self._there, self._count = site, there, 0
@@ -368,7 +371,9 @@ def test_too_few_answers_stop_the_run_and_it_can_go_on(tmp_path: Path) -> None:
     broken = dict(sites)
     for name in ("ash", "elm"):
         broken[name] = Away(sites[name], lambda n: n < 5)
-    with pytest.raises(TooFewAnswers, match=r"round 2: 2 of 4 sites.*3 are needed, after 2 tries"):
+    with pytest.raises(
+        TooFewReplies, match=r"round 2: 3 valid replies are needed; got 2 of 4 after 2 tries"
+    ):
         run(made, broken, tmp_path / "record")
     server = Coordinator(made, InProcess(sites), tmp_path / "record")
     assert len([e for e in server.events if e["what"] == "too few"]) == 2
@@ -422,8 +427,8 @@ RATIOS: dict[str, RatioPhase] = {
 }
 
 
-def policy(made: Job) -> Privacy:
-    return Privacy(rung=made.rung, raw=made.rung == 5)
+def policy(made: DeploymentTask) -> Privacy:
+    return Privacy(disclosure_level=made.disclosure_level, raw=made.disclosure_level == 5)
 
 
 class Killed(BaseException):
@@ -438,16 +443,16 @@ class Mortal(InProcess):
         self.left = at
 
     def exchange(
-        self, questions: Mapping[str, Message], *, deadline: float, limit: int
+        self, requests: Mapping[str, Message], *, deadline: float, limit: int
     ) -> Iterable[Any]:
-        for name, question in questions.items():
+        for name, question in requests.items():
             if self.left == 0:
                 raise Killed
             self.left -= 1
             yield from super().exchange({name: question}, deadline=deadline, limit=limit)
 
 
-JOBS: dict[str, Callable[[], Job]] = {
+JOBS: dict[str, Callable[[], DeploymentTask]] = {
     "erm": lambda: job(plan=FedSGD(iterations=3, batch_size=8, compression=TopK(0.2))),
     "scaffold": lambda: job(
         plan=FedAvg(rounds=3, local_steps=2, scaffold=True, batch_size=8, norm="local"),
@@ -487,8 +492,8 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     whole = run(made, make_sites(made, tmp_path / "a"), tmp_path / "b")
     for _ in range(60):
         try:
-            grid = Mortal(make_sites(made, tmp_path / "s"), 14)
-            result = Coordinator(made, grid, tmp_path / "r").run()
+            transport = Mortal(make_sites(made, tmp_path / "s"), 14)
+            result = Coordinator(made, transport, tmp_path / "r").run()
             break
         except Killed:
             continue
@@ -539,7 +544,7 @@ def test_two_runs_of_one_record_do_not_meet(
     met = []
 
     def start_another(_: dict[str, Any]) -> None:
-        with pytest.raises(FedshiftError, match=r"another run is at work.*flwr list.*flwr stop"):
+        with pytest.raises(FedshiftError, match=r"another run is active.*flwr list.*flwr stop"):
             second.run()
         met.append(True)
 
@@ -565,7 +570,7 @@ def test_a_folder_belongs_to_one_task(tmp_path: Path) -> None:
 # -- what it costs -------------------------------------------------------------------------------
 
 
-def test_the_ledger_counts_bytes_and_no_rows_on_rung_2(tmp_path: Path) -> None:
+def test_the_ledger_counts_bytes_and_no_rows_on_disclosure_level_2(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=RATIOS["multi-source"])
     result, _ = run(made, make_sites(made, tmp_path / "s"), tmp_path / "r")
     cost = {(r["client"], r["phase"]): r for r in result["ledger"]}
@@ -575,10 +580,10 @@ def test_the_ledger_counts_bytes_and_no_rows_on_rung_2(tmp_path: Path) -> None:
         for name in NAMES:
             assert cost[name, stage.phase]["up"] == rounds * task.bytes_up()
             assert cost[name, stage.phase]["down"] == rounds * task.bytes_down()
-    assert result["rung"] == 2
+    assert result["disclosure_level"] == 2
 
 
-def test_the_ledger_counts_rows_on_rung_5(tmp_path: Path) -> None:
+def test_the_ledger_counts_rows_on_disclosure_level_5(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=RATIOS["raw"])
     data = federation(120, 100)
     sites = make_sites(made, tmp_path / "s", data=data, privacy=policy(made))
@@ -613,7 +618,7 @@ def test_rows_that_left_count_where_too_few_sites_sent_some(tmp_path: Path) -> N
     sites = make_sites(made, tmp_path / "s", privacy=policy(made))
     for name in ("ash", "elm"):
         sites[name] = Altered(sites[name], fail, ("query.share",))
-    with pytest.raises(TooFewAnswers, match="the pool"):
+    with pytest.raises(TooFewReplies, match="the pool"):
         run(made, sites, tmp_path / "r")
     assert Coordinator(made, InProcess(sites), tmp_path / "r").ledger.total.rows == 80
 
@@ -645,8 +650,8 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "slope": ("labels", {"slope": np.full(CLASSES + 1, np.nan)}),
     "curve": ("labels", {"curve": -np.eye(CLASSES + 1)}),
     "huge curve": ("labels", {"curve": np.full((CLASSES + 1,) * 2, 1e300)}),
-    "law": ("labels", {"law": np.full(CLASSES, 7.0)}),
-    "negative law": ("labels", {"law": np.array([1.5, -0.5, 0.0])}),
+    "distribution": ("labels", {"distribution": np.full(CLASSES, 7.0)}),
+    "negative distribution": ("labels", {"distribution": np.array([1.5, -0.5, 0.0])}),
     "counts": ("bound", {"counts": np.zeros((2, 2), dtype=np.int64)}),
     "many counts": ("bound", {"counts": np.full((4, 30), 2**62)}),
     "slope that rows cannot have": ("labels", {"slope": np.array([0, 0.1, 0, -0.1])}),
@@ -688,7 +693,7 @@ def test_one_site_does_not_lead_the_calibration_astray(tmp_path: Path) -> None:
         if change is not None:
             sites["elm"] = Altered(sites["elm"], change, ("query.share",))
         result, _ = run(made, sites, tmp_path / f"record-{name}")
-        kept = json.loads((tmp_path / f"record-{name}" / "laws.json").read_text())
+        kept = json.loads((tmp_path / f"record-{name}" / "distributions.json").read_text())
         return np.array(kept["theta"]), result
 
     honest, _ = theta(Robust(), "a", None)
@@ -730,7 +735,7 @@ def test_bin_counts_that_too_few_gave_are_not_kept(tmp_path: Path) -> None:
         return answer
 
     gone = {n: Altered(s, away, ("query.share",)) for n, s in sites.items()}
-    with pytest.raises(TooFewAnswers, match="the bin counts: 0 of 4"):
+    with pytest.raises(TooFewReplies, match=r"the bin counts: 2 valid replies.*got 0 of 4"):
         run(made, gone, tmp_path / "r")
     result, _ = run(made, sites, tmp_path / "r")
     assert result["rounds"] == 4
@@ -739,6 +744,6 @@ def test_bin_counts_that_too_few_gave_are_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["labels", "raw"])
 def test_a_ratio_phase_without_answers_stops(kind: str, tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=RATIOS[kind])
-    sites = make_sites(made, tmp_path / "s", privacy=Privacy(rung=0))
-    with pytest.raises(TooFewAnswers, match="0 of 4 sites"):
+    sites = make_sites(made, tmp_path / "s", privacy=Privacy(disclosure_level=0))
+    with pytest.raises(TooFewReplies, match="got 0 of 4"):
         run(made, sites, tmp_path / "r")

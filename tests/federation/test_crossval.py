@@ -105,4 +105,6 @@ def test_a_client_of_one_row_sits_out_of_its_fold() -> None:
 
 def test_it_speaks() -> None:
     fed = federation()
-    assert repr(cross_fit(fed, None, folds(fed), classes=3)).startswith("Fit(linear, ridge")
+    assert repr(cross_fit(fed, None, folds(fed), classes=3)).startswith(
+        "CrossFittedModel(linear, ridge"
+    )

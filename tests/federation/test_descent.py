@@ -169,12 +169,12 @@ def test_every_gradient_is_booked() -> None:
 
 def test_bad_input_is_named() -> None:
     fed = federation()
-    with pytest.raises(InputError, match="weight of 0 for every row"):
+    with pytest.raises(InputError, match="weight above 0; got 0 for every row"):
         descend(task(fed, weights={c.name: np.zeros(len(c.y)) for c in fed}), ridges=[0.1])
     with pytest.raises(InputError, match="BatchNorm"):
         descend(task(fed, MLP((4,), 3, (8,), batch_norm=True)), ridges=[0.1])
     for plan in (FedSGD(tail=1.0), FedSGD(importance="logits")):
-        with pytest.raises(InputError, match="take tail=0 and importance='loss'"):
+        with pytest.raises(InputError, match="set tail=0 and importance='loss'"):
             descend(task(fed, plan=plan), ridges=[0.1])
 
 

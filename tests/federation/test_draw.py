@@ -1,4 +1,4 @@
-"""Random choices: known values, and laws that keep clients, calls and rounds apart."""
+"""Random choices: known values, and distributions that keep clients, calls and rounds apart."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_permutations_of_three_are_equally_likely() -> None:
 @given(SEEDS, st.integers(1, 40), st.integers(1, 70))
 @settings(max_examples=40, deadline=None)
 def test_every_row_once_an_epoch(seed: int, n: int, batch_size: int) -> None:
-    stream = draw.Rows(seed, "a", n, batch_size).batches(0, n).ravel()  # batch_size epochs
+    stream = draw.BatchRows(seed, "a", n, batch_size).batches(0, n).ravel()  # batch_size epochs
     epochs = stream.reshape(batch_size, n)
     np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(n), (batch_size, 1)))
     if n > 20 and batch_size > 1:
@@ -89,9 +89,9 @@ def test_batches_do_not_depend_on_how_they_are_asked_for(
 ) -> None:
     weight = np.arange(1.0, n + 1) if weighted else None
     counts = [c + 1 for c in counts]
-    whole = draw.Rows(seed, "a", n, batch_size, weight).batches(2, sum(counts))
+    whole = draw.BatchRows(seed, "a", n, batch_size, weight).batches(2, sum(counts))
     parts, first = [], 2
-    one = draw.Rows(seed, "a", n, batch_size, weight)
+    one = draw.BatchRows(seed, "a", n, batch_size, weight)
     for count in counts:
         parts.append(one.batches(first, count))
         first += count
@@ -101,15 +101,15 @@ def test_batches_do_not_depend_on_how_they_are_asked_for(
 
 
 def test_streams_of_clients_have_nothing_in_common() -> None:
-    a, b = (draw.Rows(0, name, 1000, 1000).batches(0, 1)[0] for name in ("a", "b"))
+    a, b = (draw.BatchRows(0, name, 1000, 1000).batches(0, 1)[0] for name in ("a", "b"))
     assert abs(stats.spearmanr(a, b).statistic) < 0.12
-    other = draw.Rows(1, "a", 1000, 1000).batches(0, 1)[0]
+    other = draw.BatchRows(1, "a", 1000, 1000).batches(0, 1)[0]
     assert abs(stats.spearmanr(a, other).statistic) < 0.12
 
 
 def test_weighted_rows_come_in_proportion_to_their_weight() -> None:
     weight = np.array([0.0, 1.0, 5.0, 0.0, 0.25, 3.75, 0.0])
-    drawn = draw.Rows(0, "a", 7, 64, weight).batches(0, 1000).ravel()
+    drawn = draw.BatchRows(0, "a", 7, 64, weight).batches(0, 1000).ravel()
     counts = np.bincount(drawn, minlength=7)
     assert (counts[weight == 0] == 0).all()
     some = weight > 0
@@ -119,7 +119,7 @@ def test_weighted_rows_come_in_proportion_to_their_weight() -> None:
 
 def test_a_row_without_weight_is_not_drawn_even_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw, "uniform", lambda name, at: np.zeros(len(at)))
-    drawn = draw.Rows(0, "a", 3, 5, np.array([0.0, 1.0, 1.0])).batches(0, 1)
+    drawn = draw.BatchRows(0, "a", 3, 5, np.array([0.0, 1.0, 1.0])).batches(0, 1)
     assert (drawn == 1).all()
 
 

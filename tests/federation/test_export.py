@@ -35,9 +35,9 @@ def test_rows_are_positions_if_they_have_no_names(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="'a': there must be one weight a row"):
+    with pytest.raises(InputError, match="'a': weights must be one per row"):
         write_sample_weights(tmp_path, {"a": [1.0, 3.0]}, rows={"a": [1]})
-    with pytest.raises(InputError, match="differ as file names"):
+    with pytest.raises(InputError, match="same file name"):
         write_sample_weights(tmp_path, {"a/b": [1.0], "a:b": [1.0]})
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedshift.federation import flower
-from fedshift.federation.flower import FlowerGrid, client_app, from_records, to_records
+from fedshift.federation.flower import FlowerTransport, client_app, from_records, to_records
 from fedshift.federation.messages import DTYPES, LONGEST, PHASES, Header, Message, MessageError
 from fedshift.privacy.policy import Refused
 
@@ -60,7 +60,7 @@ def test_messages_come_back() -> None:
     for name, a in arrays.items():
         assert got.arrays[name].shape == a.shape
         np.testing.assert_array_equal(got.arrays[name], a)
-    with pytest.raises(MessageError, match="bytes; at most"):
+    with pytest.raises(MessageError, match="at most 100 bytes; got"):
         from_records(to_records(sent), limit=100)
 
 
@@ -109,9 +109,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"header": None}, "no record"),
     ({"facts": None}, "no record"),
     ({"arrays": None}, "no record"),
-    ({"header": MetricRecord({"a": 1})}, "other types"),
-    ({"facts": ArrayRecord({})}, "other types"),
-    ({"arrays": ConfigRecord({})}, "other types"),
+    ({"header": MetricRecord({"a": 1})}, "must have two ConfigRecords and an ArrayRecord"),
+    ({"facts": ArrayRecord({})}, "must have two ConfigRecords and an ArrayRecord"),
+    ({"arrays": ConfigRecord({})}, "must have two ConfigRecords and an ArrayRecord"),
     ({"header": head(run=None)}, "header must hold"),
     ({"header": head(more=1)}, "header must hold"),
     ({"header": head(round=1.0)}, "header must hold"),
@@ -123,22 +123,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"header": head(error="x" * (LONGEST + 1))}, "at most"),
     ({"facts": ConfigRecord({"a": b"bytes"})}, "fact 'a'"),
     ({"facts": ConfigRecord({"a": [b"bytes"]})}, "fact 'a'"),
-    ({"arrays": array(npy(np.ones(3)), stype="torch")}, "spelled 'torch'"),
+    ({"arrays": array(npy(np.ones(3)), stype="torch")}, "serialized as 'torch'"),
     ({"arrays": array(npy(np.ones(3)), dtype="object")}, "type 'object'"),
-    ({"arrays": array(npy(np.array([{}]), allow_pickle=True))}, "does not read"),
-    ({"arrays": array(npy(np.ones(3)), dtype="float32")}, "something else than float32"),
-    ({"arrays": array(npy(np.ones(3, dtype=">f8")))}, "does not read"),
-    ({"arrays": array(npy(np.asfortranarray(np.ones((2, 2)))))}, "does not read"),
-    ({"arrays": array(npy(np.ones(3)) + b"x")}, "another length"),
-    ({"arrays": array(npy(np.ones(3))[:-1])}, "does not read"),
-    ({"arrays": array(zipped())}, "does not read"),
-    ({"arrays": array(b"")}, "does not read"),
-    ({"arrays": array(npy(np.ones(4)))}, "something else"),
-    ({"arrays": array(promised("(10**9,)"))}, "does not read"),
-    ({"arrays": array(promised("(-1,)"), shape=(-1,))}, "does not read"),
-    ({"arrays": array(promised("(1000000000,)"), shape=(10**9,))}, "another length"),
-    ({"arrays": array(promised(f"({10**30},)"), shape=(10**30,))}, "another length"),
-    ({"arrays": array(promised("(" * 90))}, "does not read"),
+    ({"arrays": array(npy(np.array([{}]), allow_pickle=True))}, "cannot be read"),
+    ({"arrays": array(npy(np.ones(3)), dtype="float32")}, "does not hold float32"),
+    ({"arrays": array(npy(np.ones(3, dtype=">f8")))}, "cannot be read"),
+    ({"arrays": array(npy(np.asfortranarray(np.ones((2, 2)))))}, "cannot be read"),
+    ({"arrays": array(npy(np.ones(3)) + b"x")}, "do not match its shape"),
+    ({"arrays": array(npy(np.ones(3))[:-1])}, "cannot be read"),
+    ({"arrays": array(zipped())}, "cannot be read"),
+    ({"arrays": array(b"")}, "cannot be read"),
+    ({"arrays": array(npy(np.ones(4)))}, "does not hold"),
+    ({"arrays": array(promised("(10**9,)"))}, "cannot be read"),
+    ({"arrays": array(promised("(-1,)"), shape=(-1,))}, "cannot be read"),
+    ({"arrays": array(promised("(1000000000,)"), shape=(10**9,))}, "do not match its shape"),
+    ({"arrays": array(promised(f"({10**30},)"), shape=(10**30,))}, "do not match its shape"),
+    ({"arrays": array(promised("(" * 90))}, "cannot be read"),
 ]
 
 
@@ -178,7 +178,7 @@ class Answers:
     def handle(self, message: Message) -> Message:
         if message.facts.get("fail"):
             raise RuntimeError("broken")
-        return message.answer(message.arrays, {"n": 1})
+        return message.reply(message.arrays, {"n": 1})
 
     def job(self, run: Mapping[str, Any]) -> Any:
         raise NotImplementedError
@@ -274,7 +274,7 @@ class Nodes:
 
 
 def exchanged(nodes: Nodes, names: Iterable[str], deadline: float = 0.3) -> dict[str, Any]:
-    grid = FlowerGrid(nodes, names, wait=0.1)  # type: ignore[arg-type]
+    grid = FlowerTransport(nodes, names, wait=0.1)  # type: ignore[arg-type]
     questions = {n: Message(Header("run-x", "query.share", 0)) for n in names}
     return dict(grid.exchange(questions, deadline=deadline))
 
@@ -291,12 +291,12 @@ def test_what_becomes_of_every_kind_of_node() -> None:
     assert isinstance(found.pop("late"), Message)
     assert found.pop("birch") == "its node failed: it broke"
     assert "no record" in found.pop("cedar")
-    assert found.pop("gum").startswith("not sent")
-    assert found.pop("twin") == "two nodes say they are this client"
+    assert found.pop("gum").startswith("Flower's SuperLink did not accept the request")
+    assert found.pop("twin").startswith("two nodes have the name of this client")
     for name in ("hazel", "iris", "kauri", "oak"):
         assert found.pop(name) == "not connected", name
     assert found.pop("fir", "not connected") in (
-        "its node went away in the middle of the round",
+        "its node left in the middle of the round",
         "not connected",
     )
     assert found == {}  # elm said nothing: the server's deadline names it
@@ -308,7 +308,7 @@ def test_a_node_that_went_away_is_not_waited_for() -> None:
             return [] if self.waiting else list(self.nodes)
 
     found = exchanged(Leaving(ash="silent"), ("ash",), 30.0)
-    assert found == {"ash": "its node went away in the middle of the round"}
+    assert found == {"ash": "its node left in the middle of the round"}
 
 
 def test_a_node_without_a_name_is_waited_for_once() -> None:
@@ -316,7 +316,7 @@ def test_a_node_without_a_name_is_waited_for_once() -> None:
         def pull_messages(self, numbers: Iterable[str]) -> Iterable[Envelope]:
             return super().pull_messages(n for n in numbers if not n.startswith("101"))
 
-    grid = FlowerGrid(Quiet(ash="well", birch="well"), ("ash",), wait=0.0)  # type: ignore[arg-type]
+    grid = FlowerTransport(Quiet(ash="well", birch="well"), ("ash",), wait=0.0)  # type: ignore[arg-type]
     spent = []
     for _ in range(2):
         begin = time.monotonic()

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import fedshift as fs
 from fedshift.errors import InputError
-from fedshift.federation import Fused, Reference, Runs, Task
+from fedshift.federation.fused import Fused, Runs
+from fedshift.federation.reference import Reference
+from fedshift.federation.task import Task
 
 PLANS: dict[str, Any] = {
     "fedsgd": fs.FedSGD(iterations=5, lr=0.01, batch_size=8),
@@ -90,5 +92,5 @@ def test_nothing_to_train_is_refused() -> None:
 
 def test_client_weights_that_are_all_zero_are_refused() -> None:
     plan = fs.FedSGD(iterations=1, client_weights={f"c{k}": 0.0 for k in range(3)})
-    with pytest.raises(InputError, match="some client a part"):
+    with pytest.raises(InputError, match="client_weights must have a number above 0"):
         Task.of(federation(), nn.Linear(3, 2), plan)

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshift.federation.layout import Layout
+from fedshift.federation.layout import ParameterLayout
 
 SHAPES = st.lists(st.lists(st.integers(1, 4), max_size=4), min_size=1, max_size=5)
 LEADS = st.lists(st.integers(1, 3), max_size=2)
 
 
-def layout(shapes: list[list[int]], channels_last: bool) -> Layout:
+def layout(shapes: list[list[int]], channels_last: bool) -> ParameterLayout:
     like = {f"t{i}": torch.empty(shape) for i, shape in enumerate(shapes)}
-    return Layout(like, channels_last=channels_last)
+    return ParameterLayout(like, channels_last=channels_last)
 
 
 @given(SHAPES, LEADS, st.booleans())
@@ -69,7 +69,7 @@ def test_a_scalar_takes_one_place_and_nothing_takes_none() -> None:
     assert lay.size == 1
     assert lay.views(torch.tensor([[3.0], [4.0]]))["t0"].tolist() == [3.0, 4.0]
     assert lay.flatten({"t0": torch.tensor(5.0)}).tolist() == [5.0]
-    empty = Layout({})
+    empty = ParameterLayout({})
     assert empty.size == 0
     assert empty.views(torch.zeros(0)) == {}
     assert len(empty.flatten({})) == len(empty.order()) == 0

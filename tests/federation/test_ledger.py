@@ -81,7 +81,7 @@ def test_compressed_rounds_send_less_and_control_variates_more() -> None:
 def test_who_was_there_before_reads_a_change_only() -> None:
     t = task(FedSGD(iterations=40, participation=2, batch_size=4, seed=1, broadcast=Sign(8)))
     few = 2 + 2 * 4  # 15 bits, two blocks
-    assert (t.bytes_down(), t.bytes_down(held=True)) == (60, few)
+    assert (t.bytes_down(), t.bytes_down(repeat=True)) == (60, few)
     whole, parts, engine = Ledger(), Ledger(), Fused(t)
     for rounds in (1, 25, 14):
         parts.record_rounds(t, engine.advance(rounds))

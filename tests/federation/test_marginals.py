@@ -1,4 +1,4 @@
-"""Test label laws found without labels and without a row leaving its client."""
+"""Test label distributions found without labels and without a row leaving its client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import fedshift as fs
 from fedshift.core.scaling import MatrixCalibration
 from fedshift.demo import digits_federation
 from fedshift.errors import InputError
+from fedshift.federation.client_weights import estimate_log_ratios
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.marginals import FederatedMLLS
 from fedshift.federation.task import Task
-from fedshift.federation.weigh import weigh
 from fedshift.workflow import run
 
 
@@ -30,7 +30,9 @@ def fitted(federation: fs.Federation) -> FederatedMLLS:
     return FederatedMLLS(model="linear", plan=plan).fit(federation)
 
 
-def test_the_laws_are_near_the_truth(federation: fs.Federation, fitted: FederatedMLLS) -> None:
+def test_the_distributions_are_near_the_truth(
+    federation: fs.Federation, fitted: FederatedMLLS
+) -> None:
     for c in federation:
         assert c.test_y is not None
         truth = np.bincount(c.test_y, minlength=10) / len(c.test_y)
@@ -47,7 +49,7 @@ def test_ratios_are_looked_up_by_label(federation: fs.Federation, fitted: Federa
     np.testing.assert_allclose(np.exp(fitted.source_log_ratio(c.name)), every)
 
 
-def test_posteriors_are_of_the_uniform_label_law(
+def test_posteriors_are_of_the_uniform_label_distribution(
     federation: fs.Federation, fitted: FederatedMLLS
 ) -> None:
     for c in federation:
@@ -55,7 +57,7 @@ def test_posteriors_are_of_the_uniform_label_law(
         assert (train.shape, test.shape) == ((len(c.x), 10), (len(c.test_x), 10))
         for p in (train, test):
             np.testing.assert_allclose(p.sum(axis=1), 1.0)
-        # rows weighted to equal shares have each class as often as it is foretold
+        # rows weighted to equal shares have each class as often as it is predicted
         own = np.bincount(c.y, minlength=10) / len(c.y)
         weight = 1 / own[c.y]
         np.testing.assert_allclose(weight @ train / weight.sum(), 0.1, atol=0.08)
@@ -75,8 +77,8 @@ def test_training_with_it_gains(federation: fs.Federation, fitted: FederatedMLLS
 def test_test_labels_are_not_looked_at(federation: fs.Federation, fitted: FederatedMLLS) -> None:
     blind = replace(federation, clients=tuple(replace(c, test_y=None) for c in federation))
     again = FederatedMLLS(model="linear", plan=fitted.plan).fit(blind)
-    for name, law in fitted.marginals_.items():
-        np.testing.assert_array_equal(law, again.marginals_[name])
+    for name, distribution in fitted.marginals_.items():
+        np.testing.assert_array_equal(distribution, again.marginals_[name])
 
 
 def test_a_class_nobody_has_is_named(federation: fs.Federation) -> None:
@@ -84,7 +86,7 @@ def test_a_class_nobody_has_is_named(federation: fs.Federation) -> None:
     with pytest.raises(InputError, match="no row of class 3"):
         FederatedMLLS(model="linear").fit(fs.Federation((gap,)))
     one = replace(federation[0], y=np.zeros_like(federation[0].y))
-    with pytest.raises(InputError, match="two classes; got training rows of one"):
+    with pytest.raises(InputError, match="two classes; got rows of one"):
         FederatedMLLS(model="linear").fit(fs.Federation((one,)))
 
 
@@ -92,7 +94,7 @@ def test_a_class_of_single_rows_is_named(federation: fs.Federation) -> None:
     """The only row of a client teaches; none is left to find the bias of its class by."""
     a, b, c, *_ = federation
     alone = replace(b, x=b.x[:1], y=np.array([10]))
-    with pytest.raises(InputError, match=r"class 10 at clients of a single row only"):
+    with pytest.raises(InputError, match=r"class 10 only at clients with one row"):
         FederatedMLLS(model="linear").fit(fs.Federation((a, alone)))
     beside = replace(c, y=np.where(np.arange(len(c.y)) < 2, 10, c.y))
     plan = fs.FedSGD(iterations=2)
@@ -110,11 +112,11 @@ def test_the_ledger_counts_every_sum(federation: fs.Federation, fitted: Federate
         assert fitted.ledger_[c.name, "query.describe"] == (80, 80, 0)
 
 
-@pytest.mark.parametrize("lean", [0.0, 0.5, 1.0])
-def test_a_class_missing_at_a_client_biases_nothing(lean: float) -> None:
+@pytest.mark.parametrize("pooling", [0.0, 0.5, 1.0])
+def test_a_class_missing_at_a_client_biases_nothing(pooling: float) -> None:
     """Classes held by fewer clients have less weight in training; calibration gives it back.
 
-    Where clients lean on each other, those that have the class stand for the others at once.
+    With pooling, clients that have the class stand for the others at once.
     """
     rng = np.random.default_rng(0)
 
@@ -129,9 +131,9 @@ def test_a_class_missing_at_a_client_biases_nothing(lean: float) -> None:
         x, y = rows((200, 800, 800) if k == 0 else (800, 0, 0))
         clients[f"c{k}"] = (x, y, rows((100, 400, 500))[0])
     plan = fs.FedSGD(iterations=400, lr=0.02)
-    found = FederatedMLLS(model="linear", plan=plan, lean=lean).fit(fs.Federation.of(clients))
-    for law in found.marginals_.values():
-        np.testing.assert_allclose(law, [0.1, 0.4, 0.5], atol=0.12)
+    found = FederatedMLLS(model="linear", plan=plan, pooling=pooling).fit(fs.Federation.of(clients))
+    for distribution in found.marginals_.values():
+        np.testing.assert_allclose(distribution, [0.1, 0.4, 0.5], atol=0.12)
 
 
 def test_a_client_with_one_row_takes_part() -> None:
@@ -156,12 +158,12 @@ def test_bfloat16_rounds_what_the_classifier_learns() -> None:
         FederatedMLLS(precision="bfloat").fit(federation)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("lean", [0.0, 0.3, 1.0])
-def test_what_leaning_clients_weigh(lean: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    laws = {"a": (0.6, 0.2, 0.2), "b": (0.1, 0.8, 0.1), "c": (0.5, 0.5, 0.0)}
+@pytest.mark.parametrize("pooling", [0.0, 0.3, 1.0])
+def test_what_leaning_clients_weigh(pooling: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributions = {"a": (0.6, 0.2, 0.2), "b": (0.1, 0.8, 0.1), "c": (0.5, 0.5, 0.0)}
     rng, clients = np.random.default_rng(0), {}
-    for name, law in laws.items():
-        y = np.repeat(np.arange(3), np.round(np.multiply(100, law)).astype(int))
+    for name, distribution in distributions.items():
+        y = np.repeat(np.arange(3), np.round(np.multiply(100, distribution)).astype(int))
         clients[name] = (rng.normal(size=(100, 2)), y, rng.normal(size=(9, 2)))
     given: list[Any] = []
     made = Task.of
@@ -172,40 +174,41 @@ def test_what_leaning_clients_weigh(lean: float, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Task, "of", watched)
     plan = fs.FedSGD(iterations=2)
-    found = FederatedMLLS(model="linear", plan=plan, folds=2, lean=lean)
+    found = FederatedMLLS(model="linear", plan=plan, folds=2, pooling=pooling)
     found.fit(fs.Federation.of(clients))
     assert len(given) == 2  # a task for every fold
     total = np.zeros(3)
-    for name, law in laws.items():
+    for name, distribution in distributions.items():
         weight = np.zeros(3)
-        for y in np.flatnonzero(law):
-            beside = sum(p[y] ** lean for p in laws.values() if p[y] or not lean)
-            weight[y] = 3 * law[y] ** lean / beside / (3 * law[y])
-        half = np.round(np.multiply(50, law)).astype(int)
+        for y in np.flatnonzero(distribution):
+            beside = sum(p[y] ** pooling for p in distributions.values() if p[y] or not pooling)
+            weight[y] = 3 * distribution[y] ** pooling / beside / (3 * distribution[y])
+        half = np.round(np.multiply(50, distribution)).astype(int)
         for w in given:  # rows are in the order of their classes
             np.testing.assert_allclose(w[name], weight[np.repeat(np.arange(3), half)])
-        total += law * weight
-    # all classes alike, also where a client lacks one; without leaning it is missed
-    np.testing.assert_allclose(total, [1, 1, 1 if lean else 2 / 3])
-    assert _told(found.ledger_) == dict.fromkeys("abc", 3 * 8 * (2 if lean else 1))
-    ledger = Ledger()  # training that leans needs the training laws too: once, not twice
-    weigh(fs.Federation.of(clients), found, lean=0.5, ledger=ledger)
-    assert _told(ledger) == dict.fromkeys("abc", 3 * 8 * 2)
+        total += distribution * weight
+    # all classes alike, also where a client lacks one; without pooling it is missed
+    np.testing.assert_allclose(total, [1, 1, 1 if pooling else 2 / 3])
+    assert _told(found.ledger_) == dict.fromkeys("abc", 3 * 8 * (2 if pooling else 1))
+    # pooling needs the training distributions too: once, not twice
+    ratios = estimate_log_ratios(fs.Federation.of(clients), found, pooling=0.5)
+    assert ratios is not None
+    assert _told(ratios.ledger) == dict.fromkeys("abc", 3 * 8 * 2)
 
 
 def _told(ledger: Ledger) -> dict[str, int]:
-    """Bytes of laws that left every client."""
+    """Bytes of distributions that left every client."""
     return {e["client"]: e["up"] for e in ledger.to_records() if "describe" in e["phase"]}
 
 
-def test_how_far_clients_lean_is_checked(federation: fs.Federation) -> None:
+def test_how_far_clients_pooling_is_checked(federation: fs.Federation) -> None:
     for wrong in (-0.1, 1.5, "much", None):
-        with pytest.raises(InputError, match=r"lean must be an exponent in \[0, 1\]; got"):
-            FederatedMLLS(lean=wrong).fit(federation)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"pooling must be an exponent in \[0, 1\]; got"):
+            FederatedMLLS(pooling=wrong).fit(federation)  # type: ignore[arg-type]
     uneven = fs.FedSGD(iterations=2, client_weights={"client-1": 2.0})
     FederatedMLLS(model="linear", plan=uneven, folds=2).fit(federation)
-    with pytest.raises(InputError, match="lean needs clients that take part equally often"):
-        FederatedMLLS(model="linear", plan=uneven, lean=0.5).fit(federation)
+    with pytest.raises(InputError, match="pooling needs clients that take part equally often"):
+        FederatedMLLS(model="linear", plan=uneven, pooling=0.5).fit(federation)
 
 
 def test_calibrations_by_name(federation: fs.Federation, fitted: FederatedMLLS) -> None:

@@ -15,11 +15,11 @@ from fedshift.federation.messages import (
     DTYPES,
     LONGEST,
     PHASES,
-    Expected,
+    AnsweredNonces,
+    ExpectedReplies,
     Header,
     Message,
     MessageError,
-    Seen,
     digest,
 )
 
@@ -70,7 +70,7 @@ def test_every_type_and_shape_comes_back() -> None:
 
 
 def test_an_answer_bears_the_header_of_its_question() -> None:
-    reply = Message(HEAD).answer({"a": np.ones(2)}, {"n": 1}, error="no")
+    reply = Message(HEAD).reply({"a": np.ones(2)}, {"n": 1}, error="no")
     assert reply.header is HEAD
     assert (reply.size, dict(reply.facts), reply.error) == (16, {"n": 1}, "no")
 
@@ -140,16 +140,16 @@ def test_a_table_that_says_odd_things(data: Any) -> None:
     ("data", "why"),
     [
         (b"", "unpack"),
-        (spelled(table(), magic=b"fsm0"), "do not begin"),
+        (spelled(table(), magic=b"fsm0"), "first bytes"),
         (spelled(table(), b"x"), "1 bytes too many"),
         (spelled(table(arrays={"a": ["float32", [2]]}), b"1234"), "buffer"),
-        (spelled(table(arrays={"a": ["float32", [1 << 60, 1 << 60]]})), "no message"),
+        (spelled(table(arrays={"a": ["float32", [1 << 60, 1 << 60]]})), "not a valid message"),
         (spelled(table(arrays={"a": ["object", [1]]}), b"12345678"), "type 'object'"),
         (spelled(table(facts={"a": {"b": 1}})), "fact 'a'"),
-        (spelled(table(facts=[1])), "facts by name"),
-        (spelled(table(error=5)), "text for an error"),
+        (spelled(table(facts=[1])), "facts must be a mapping"),
+        (spelled(table(error=5)), "error a text"),
         (spelled(table(facts={"a": "x" * (LONGEST + 1)})), "at most"),
-        (b"fsm1" + struct.pack("<I", 200_000) + b"[" * 200_000, "no message"),
+        (b"fsm1" + struct.pack("<I", 200_000) + b"[" * 200_000, "not a valid message"),
     ],
 )
 def test_what_is_wrong_is_named(data: bytes, why: str) -> None:
@@ -184,7 +184,7 @@ def test_facts_are_plain(value: Any) -> None:
 
 def test_arrays_of_other_types_are_refused() -> None:
     for odd in (np.array(["a"]), np.array([object()]), np.zeros(2, dtype=complex)):
-        with pytest.raises(MessageError, match="plain type"):
+        with pytest.raises(MessageError, match="must be of type bool"):
             Message(HEAD, {"a": odd})
 
 
@@ -203,7 +203,7 @@ def test_facts_and_arrays_are_read_by_kind() -> None:
     for bad, why in (
         (lambda: m.array("b"), "missing"),
         (lambda: m.array("a", (3, 2)), "shape"),
-        (lambda: m.array("n"), "kind"),
+        (lambda: m.array("n"), "must hold floats"),
         (lambda: Message(HEAD, {"a": np.array([np.nan])}).array("a"), "NaN"),
     ):
         with pytest.raises(MessageError, match=why):
@@ -216,47 +216,47 @@ def test_facts_and_arrays_are_read_by_kind() -> None:
 def test_only_the_answer_to_the_question_counts() -> None:
     asked = {"ash": Message(HEAD), "birch": Message(Header("run-abc", "train.model", 3))}
     for changes, why in (
-        ({"run": "other-abc"}, "run 'other-abc'"),
+        ({"run": "other-abc"}, "must have run 'run-abc'; got 'other-abc'"),
         ({"phase": "train.ratio"}, "phase"),
-        ({"round": 2}, "round 2, asked was 3: a stale or replayed"),
+        ({"round": 2}, "must have round 3; got 2: a stale or replayed"),
         ({"nonce": "0" * 32}, "nonce"),
         ({"nonce": asked["birch"].header.nonce}, "nonce"),  # another site's question
     ):
-        expected = Expected(asked)
+        expected = ExpectedReplies(asked)
         with pytest.raises(MessageError, match=why):
-            expected.take("ash", Message(Header(**{**HEAD.__dict__, **changes})), limit=10)
-        assert expected.take("ash", Message(HEAD), limit=0).header is HEAD  # it still may
+            expected.accept("ash", Message(Header(**{**HEAD.__dict__, **changes})), limit=10)
+        assert expected.accept("ash", Message(HEAD), limit=0).header is HEAD  # it still may
 
 
 def test_an_answer_counts_once_and_within_its_size() -> None:
-    expected = Expected({"ash": Message(HEAD)})
+    expected = ExpectedReplies({"ash": Message(HEAD)})
     answer = Message(HEAD, {"a": np.zeros(3)})
-    assert expected.take("ash", answer, limit=24) is answer
-    with pytest.raises(MessageError, match="has answered already"):
-        expected.take("ash", answer, limit=24)
-    with pytest.raises(MessageError, match="was not asked"):
-        expected.take("elm", answer, limit=24)
-    with pytest.raises(MessageError, match="24 bytes; at most 23"):
-        Expected({"ash": Message(HEAD)}).take("ash", answer, limit=23)
+    assert expected.accept("ash", answer, limit=24) is answer
+    with pytest.raises(MessageError, match="has replied already"):
+        expected.accept("ash", answer, limit=24)
+    with pytest.raises(MessageError, match="got no request"):
+        expected.accept("elm", answer, limit=24)
+    with pytest.raises(MessageError, match="at most 23 bytes; got 24"):
+        ExpectedReplies({"ash": Message(HEAD)}).accept("ash", answer, limit=23)
     with pytest.raises(MessageError, match="no rows") as found:
-        Expected({"ash": Message(HEAD)}).take(
-            "ash", Message(HEAD).answer(error="no rows " * 1000), limit=0
+        ExpectedReplies({"ash": Message(HEAD)}).accept(
+            "ash", Message(HEAD).reply(error="no rows " * 1000), limit=0
         )
     assert len(str(found.value)) <= 500
 
 
 def test_a_site_answers_a_question_once_and_for_its_task() -> None:
-    seen = Seen("abc", keep=2)
-    seen.take(Message(HEAD))
+    seen = AnsweredNonces("abc", keep=2)
+    seen.add(Message(HEAD))
     with pytest.raises(MessageError, match="replay"):
-        seen.take(Message(HEAD))
-    with pytest.raises(MessageError, match="task 'abd'; this site has agreed to 'abc'"):
-        seen.take(Message(Header("run-abd", "train.model", 0)))
+        seen.add(Message(HEAD))
+    with pytest.raises(MessageError, match="agreed to task 'abc'; the request is for task 'abd'"):
+        seen.add(Message(Header("run-abd", "train.model", 0)))
     with pytest.raises(MessageError, match="replay"):
-        Seen("abc", seen.nonces).take(Message(HEAD))
+        AnsweredNonces("abc", seen.recent).add(Message(HEAD))
     for _ in range(3):
-        seen.take(Message(Header("x-abc", "train.model", 0)))
-    assert len(seen.nonces) == 2
+        seen.add(Message(Header("x-abc", "train.model", 0)))
+    assert len(seen.recent) == 2
 
 
 def test_digests() -> None:

@@ -1,10 +1,10 @@
 """Whatever divides the local loss must be the aggregation weight: an example with a known optimum.
 
-Inputs lie in [0, 1], where the target law is uniform, and y = 4 x² + noise, which a line cannot
-fit: the best line depends on where the data lie, so weights matter. Client "whole" covers the
-target but has few rows in its upper half; client "part" has three times as many rows, all in the
-lowest tenth. True ratios p_te / p_k average to 1 over "whole" and to 0.1 over "part", whose rows
-can speak for a tenth of the target only.
+Inputs lie in [0, 1], where the target distribution is uniform, and y = 4 x² + noise, which a line
+cannot fit: the best line depends on where the data lie, so weights matter. Client "whole" covers
+the target but has few rows in its upper half; client "part" has three times as many rows, all in
+the lowest tenth. True ratios p_te / p_k average to 1 over "whole" and to 0.1 over "part", whose
+rows can speak for a tenth of the target only.
 
 Both clients divide their loss by the mean of their weights. If the server weighs them with these
 means (the matched normalisers), the global objective is the sum of the true weighted losses: the

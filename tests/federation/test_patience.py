@@ -17,15 +17,15 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 from flwr.app import Context, RecordDict
 
 from fedshift.data.federation import ClientData
-from fedshift.deploy.files import Either
+from fedshift.deploy.site_file import WorkerOrSite
 from fedshift.federation.coordinator import Coordinator
-from fedshift.federation.flower import FlowerGrid, client_app, from_records, to_records
-from fedshift.federation.grid import InProcess
-from fedshift.federation.job import Job, RatioPhase
+from fedshift.federation.deployment_task import DeploymentTask, RatioPhase
+from fedshift.federation.flower import FlowerTransport, client_app, from_records, to_records
 from fedshift.federation.messages import Header, Message
 from fedshift.federation.plan import FedAvg
 from fedshift.federation.site import Site
-from fedshift.federation.worker import Remote, WorkerLate
+from fedshift.federation.transport import InProcess
+from fedshift.federation.worker import RemoteSite, WorkerLate
 from fedshift.privacy.policy import Privacy
 
 try:  # who a process is, which newer Flower writes into every message
@@ -57,11 +57,11 @@ class Post:
         if name == "gone":
             raise ConnectionError("no SuperLink")
         arrays = {"a": np.ones(1000 if name == "large" else 10, dtype=np.float32)}
-        answer = to_records(QUESTION.answer(arrays))
+        answer = to_records(QUESTION.reply(arrays))
         yield SimpleNamespace(has_error=lambda: False, content=answer)
 
 
-class Known(FlowerGrid):
+class Known(FlowerTransport):
     """Knows its nodes, and has envelopes that need no process of Flower's."""
 
     def __init__(self, post: Any) -> None:
@@ -92,9 +92,9 @@ def test_a_slow_answer_keeps_no_other_waiting() -> None:
 
 def test_what_flower_cannot_put_together_is_that_site_s_alone() -> None:
     found = asked(Post("broken", "well", "large"), "broken", "well", "large")
-    assert str(found["broken"]).startswith("its answer does not arrive: KeyError")
+    assert str(found["broken"]).startswith("its reply cannot be fetched: KeyError")
     assert isinstance(found["well"], Message)
-    assert "bytes; at most 1,000 were due" in str(found["large"])
+    assert "at most 1,000 bytes; got" in str(found["large"])
 
 
 def test_a_superlink_that_is_gone_ends_the_round() -> None:
@@ -125,10 +125,10 @@ def silent(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_silent_worker_is_late_and_nobody_takes_its_place(silent: Path) -> None:
-    with pytest.raises(WorkerLate, match=r"has not answered within 0.2 s"):
-        Remote(silent, timeout=0.2).handle(QUESTION)
+    with pytest.raises(WorkerLate, match=r"has not replied within 0.2 s"):
+        RemoteSite(silent, timeout=0.2).handle(QUESTION)
     with pytest.raises(WorkerLate):  # it may be at work: two at once would tear its memory
-        Either({"socket": str(silent)}, patience=0.2).handle(QUESTION)
+        WorkerOrSite({"socket": str(silent)}, patience=0.2).handle(QUESTION)
 
 
 def test_the_patience_of_a_node_is_the_deadline_of_the_round(
@@ -146,7 +146,7 @@ def test_the_patience_of_a_node_is_the_deadline_of_the_round(
 
     post: Any = SimpleNamespace()
     task: Any = Task()
-    envelope = FlowerGrid(post, [])._envelope(7, QUESTION, 12.5)
+    envelope = FlowerTransport(post, [])._envelope(7, QUESTION, 12.5)
     envelope.metadata.__dict__["_message_id"] = "1"
     reply = client_app(task)(envelope, Context(1, 7, {"client": "a"}, RecordDict(), {}))
     assert seen == [{"client": "a", "patience": 12.5}]
@@ -155,7 +155,7 @@ def test_the_patience_of_a_node_is_the_deadline_of_the_round(
 
 def test_who_has_no_weights_is_not_asked_to_train(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    job = Job(
+    job = DeploymentTask(
         clients=("a", "b"),
         shape=(3,),
         classes=2,
@@ -173,7 +173,7 @@ def test_who_has_no_weights_is_not_asked_to_train(tmp_path: Path) -> None:
             phases.append(message.header.phase)
             raise TimeoutError("silent")
 
-    sites = {"a": Site(job, rows, tmp_path / "a", privacy=Privacy(rung=0)), "b": Mute()}
+    sites = {"a": Site(job, rows, tmp_path / "a", privacy=Privacy(disclosure_level=0)), "b": Mute()}
     result = Coordinator(job, InProcess(sites), tmp_path / "record").run()
     assert [line["missing"] for line in result["history"]] == [["b"], ["b"]]
     share, rest = ["query.share"] * 3, ["evaluate.model", "query.describe"]

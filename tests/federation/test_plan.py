@@ -155,10 +155,12 @@ def test_combinations_that_cannot_run() -> None:
         FedAvg(scaffold=True, broadcast=Sign())
     with pytest.raises(InputError, match="broadcast=None"):
         FedSGD(norm="synchronous", broadcast=Sign())
-    with pytest.raises(InputError, match="clients do not meet between local steps; take norm="):
+    with pytest.raises(
+        InputError, match="clients exchange nothing between local steps; take norm="
+    ):
         FedAvg(norm="synchronous")
     for scheme in (TopK(), QSGD()):
-        with pytest.raises(InputError, match=r"no client has a gradient .* compression=None"):
+        with pytest.raises(InputError, match=r"one joint gradient.* compression=None"):
             FedSGD(norm="synchronous", compression=scheme)
     with pytest.raises(InputError, match="plain local SGD; set local_momentum=0"):
         FedAvg(scaffold=True, local_momentum=0.9)

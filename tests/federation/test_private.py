@@ -11,11 +11,11 @@ from tiny import federation, job, make_sites, multi_source, normed, question, ru
 
 from fedshift.errors import InputError
 from fedshift.federation.client import Broadcast, Client, Memory
-from fedshift.federation.job import RatioPhase
+from fedshift.federation.deployment_task import RatioPhase
 from fedshift.federation.messages import Message
 from fedshift.federation.plan import FedAvg, FedSGD
 from fedshift.federation.private import PrivateClient
-from fedshift.federation.ratios import Laws
+from fedshift.federation.ratios import MultiSourceClient
 from fedshift.federation.site import Site
 from fedshift.privacy.accountant import Accountant
 from fedshift.privacy.policy import Privacy
@@ -35,7 +35,7 @@ def task(plan: Any, **changes: Any) -> Any:
     made = job(
         objective="ftw", ratio=multi_source(plan=plan, folds=1, **changes), precision="float64"
     )
-    return Laws(made, federation()["ash"]).task(made.stage("ratio"), 0)
+    return MultiSourceClient(made, federation()["ash"]).task(made.stage("ratio"), 0)
 
 
 @pytest.mark.parametrize("kind", PLANS)
@@ -72,22 +72,22 @@ def test_noise_is_there_and_new_each_time() -> None:
 def test_what_mixes_rows_is_refused() -> None:
     books: dict[str, Any] = {"policy": Privacy(noise=1.0), "books": Accountant(), "stream": "a"}
     for plan in (FedSGD(importance="sampling"), FedSGD(mixup=0.5)):
-        with pytest.raises(InputError, match="each row once an epoch"):
+        with pytest.raises(InputError, match="each row once per epoch, not mixed"):
             PrivateClient(task(plan), 0, Memory({}), **books)
-    with pytest.raises(InputError, match="rows do not see one another"):
+    with pytest.raises(InputError, match="treats rows independently"):
         PrivateClient(task(FedSGD(), model=normed), 0, Memory({}), **books)
 
 
 def test_a_site_tells_what_it_spent_and_no_loss(tmp_path: Path) -> None:
     plan = FedAvg(rounds=3, local_steps=5, local_lr=0.1, batch_size=16)
     made = job(objective="ftw", ratio=multi_source(plan=plan, folds=2))
-    policy = Privacy(rung=2, noise=1.5, clip=1.0, delta=1e-6)
+    policy = Privacy(disclosure_level=2, noise=1.5, clip=1.0, delta=1e-6)
     sites = make_sites(made, tmp_path / "s", privacy=policy)
     result, _ = run(made, sites, tmp_path / "r")
     for c in federation():
         books = Accountant()
         for fold in range(2):
-            kept = int((Laws(made, c).fold != fold).sum())
+            kept = int((MultiSourceClient(made, c).fold != fold).sum())
             for number in range(3):
                 books.spend_epochs(
                     noise=1.5,
@@ -107,7 +107,9 @@ def test_a_round_made_again_is_paid_again_also_after_a_restart(tmp_path: Path) -
     made = job(objective="ftw", ratio=multi_source(folds=1))
 
     def site() -> Site:
-        return Site(made, federation()["ash"], tmp_path, privacy=Privacy(rung=2, noise=2.0))
+        return Site(
+            made, federation()["ash"], tmp_path, privacy=Privacy(disclosure_level=2, noise=2.0)
+        )
 
     spent, answers = [], []
     for _ in range(3):
@@ -128,7 +130,7 @@ def test_what_left_bare_in_another_run_is_not_forgotten(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=multi_source())
     result, _ = run(made, make_sites(made, tmp_path / "s"), tmp_path / "one")
     assert epsilons(result) == {None}  # who never asked for noise says nothing of ε
-    noisy = Privacy(rung=2, noise=20.0)
+    noisy = Privacy(disclosure_level=2, noise=20.0)
     result, _ = run(made, make_sites(made, tmp_path / "s", privacy=noisy), tmp_path / "two")
     assert epsilons(result) == {"unbounded"}
     result, _ = run(made, make_sites(made, tmp_path / "s"), tmp_path / "three")
@@ -138,7 +140,7 @@ def test_what_left_bare_in_another_run_is_not_forgotten(tmp_path: Path) -> None:
 def test_an_epsilon_that_became_infinite_is_told(tmp_path: Path) -> None:
     """Bin counts without noise, after gradients with noise, and a restart in between."""
     made = job(objective="ftw", ratio=multi_source(bound=True))
-    sites = make_sites(made, tmp_path / "s", privacy=Privacy(rung=3, noise=20.0))
+    sites = make_sites(made, tmp_path / "s", privacy=Privacy(disclosure_level=3, noise=20.0))
 
     class Dead(BaseException):
         pass
@@ -160,7 +162,7 @@ def test_an_epsilon_that_became_infinite_is_told(tmp_path: Path) -> None:
 
 def test_the_epsilon_of_a_site_that_went_away_is_not_told(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=multi_source())
-    sites = make_sites(made, tmp_path / "s", privacy=Privacy(rung=2, noise=20.0))
+    sites = make_sites(made, tmp_path / "s", privacy=Privacy(disclosure_level=2, noise=20.0))
     asked: list[str] = []
 
     class Leaving:
@@ -178,10 +180,12 @@ def test_the_epsilon_of_a_site_that_went_away_is_not_told(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["raw", "generated", "federated-mlls"])
-def test_all_that_leaves_a_rung_without_noise_is_booked(kind: str, tmp_path: Path) -> None:
+def test_all_that_leaves_a_disclosure_level_without_noise_is_booked(
+    kind: str, tmp_path: Path
+) -> None:
     ratio = RatioPhase(kind=kind, model=small, quota=20, plan=FedAvg(rounds=1, local_steps=1))
     made = job(objective="ftw", ratio=ratio)
-    policy = Privacy(rung=5, raw=True, epsilon_counts=1.0)
+    policy = Privacy(disclosure_level=5, raw=True, epsilon_counts=1.0)
     site = Site(made, federation(200, 200)["ash"], tmp_path, privacy=policy)
     assert site.handle(question(made, "query.describe")).facts["epsilon"] == 0.0
     if kind == "federated-mlls":
@@ -196,7 +200,7 @@ def test_two_processes_keep_one_book(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=multi_source())
 
     def sites(folder: str) -> Site:
-        policy = Privacy(rung=2, noise=20.0)
+        policy = Privacy(disclosure_level=2, noise=20.0)
         return Site(made, federation()["ash"], tmp_path / folder, privacy=policy)
 
     def ask(who: Site, run: str, number: int) -> None:

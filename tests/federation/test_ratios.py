@@ -14,11 +14,17 @@ from torch import nn
 
 from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.ratios import RatioDefence
-from fedshift.federation.job import RatioPhase
+from fedshift.federation.deployment_task import RatioPhase
 from fedshift.federation.marginals import FederatedMLLS
 from fedshift.federation.messages import MessageError
 from fedshift.federation.plan import FedAvg, FedSGD
-from fedshift.federation.ratios import Labels, Laws, local_log_ratio, models_of, pooled_log_ratio
+from fedshift.federation.ratios import (
+    LabelShiftClient,
+    MultiSourceClient,
+    local_log_ratio,
+    models_of,
+    pooled_log_ratio,
+)
 from fedshift.privacy.policy import Privacy
 
 PLANS: dict[str, Any] = {
@@ -40,55 +46,58 @@ def uneven() -> Federation:
 
 
 @pytest.mark.parametrize("kind", PLANS)
-def test_label_laws_are_those_of_one_process(kind: str, tmp_path: Path) -> None:
+def test_label_distributions_are_those_of_one_process(kind: str, tmp_path: Path) -> None:
     plan, data = PLANS[kind], uneven()
     ratio = RatioPhase(kind="federated-mlls", model=small, plan=plan, folds=3)
     made = job(objective="ftw", ratio=ratio, seed=5, plan=FedSGD(iterations=1))
-    sites = make_sites(made, tmp_path / "s", data=data, privacy=Privacy(rung=2, min_count=0))
+    sites = make_sites(
+        made, tmp_path / "s", data=data, privacy=Privacy(disclosure_level=2, min_count=0)
+    )
     run(made, sites, tmp_path / "r")
     alone = FederatedMLLS(
         model=small, plan=plan, folds=3, calibration="bcts", seed=5, device="cpu"
     ).fit(data)
-    kept = json.loads((tmp_path / "r" / "laws.json").read_text())
+    kept = json.loads((tmp_path / "r" / "distributions.json").read_text())
     theta = np.array(kept["theta"])
     assert 1 / theta[0] == pytest.approx(alone.calibration_.temperature, abs=1e-4)
     for c in data:
-        own = sites[c.name]._reader().test_law(theta)
+        own = sites[c.name]._label_client().test_distribution(theta)
         np.testing.assert_allclose(own, alone.marginals_[c.name], atol=1e-6)
         # what leaves is a table of whole rows
         half = CLASSES / 2 / len(c.test_x)
-        np.testing.assert_allclose(kept["laws"][c.name], own, atol=half + 1e-12)
+        np.testing.assert_allclose(kept["distributions"][c.name], own, atol=half + 1e-12)
 
 
-def test_a_label_that_no_test_law_has_counts_nothing() -> None:
+def test_a_label_that_no_test_distribution_has_counts_nothing() -> None:
     data = uneven()["birch"]
     made = job(objective="ftw", ratio=RatioPhase(kind="federated-mlls", model=small))
-    laws = np.array([[0.0, 1.0, 0.0], [0.0, 0.7, 0.3]])
-    found = Labels(made, data).log_ratio(laws)
+    distributions = np.array([[0.0, 1.0, 0.0], [0.0, 0.7, 0.3]])
+    found = LabelShiftClient(made, data).log_ratio(distributions)
     assert (found[data.y == 0] == -np.inf).all()
     share = (data.y == 1).mean()
     np.testing.assert_allclose(np.exp(found[data.y == 1]), 1.7 / share)
 
 
-# -- laws ----------------------------------------------------------------------------------------
+# -- distributions
+# ----------------------------------------------------------------------------------------
 
 
-def test_rows_and_labels_of_the_laws() -> None:
+def test_rows_and_labels_of_the_distributions() -> None:
     made, data = job(objective="ftw", ratio=multi_source(folds=3)), federation()["cedar"]
-    laws = Laws(made, data)
+    distributions = MultiSourceClient(made, data)
     n, m = len(data.x), len(data.test_x)
-    assert set(laws.y[:n]) == {2}
-    assert set(laws.y[n:]) == {len(NAMES) + 2}
-    assert laws.weight[:n].sum() == pytest.approx(laws.weight[n:].sum())
-    assert laws.weight.mean() == pytest.approx(1.0)
-    for part in (laws.fold[:n], laws.fold[n:]):
+    assert set(distributions.y[:n]) == {2}
+    assert set(distributions.y[n:]) == {len(NAMES) + 2}
+    assert distributions.weight[:n].sum() == pytest.approx(distributions.weight[n:].sum())
+    assert distributions.weight.mean() == pytest.approx(1.0)
+    for part in (distributions.fold[:n], distributions.fold[n:]):
         counts = np.bincount(part, minlength=3)
-        assert counts.max() - counts.min() <= 1  # every fold has its share of both laws
-    assert len(laws.fold) == n + m
+        assert counts.max() - counts.min() <= 1  # every fold has its share of both distributions
+    assert len(distributions.fold) == n + m
 
 
-class Told(nn.Module):
-    """Knows the rows it has met, and gives them all to the last law."""
+class ColumnSums(nn.Module):
+    """Knows the rows it has met, and gives them all to the last distribution."""
 
     def __init__(self, rows: Any, classes: int) -> None:
         super().__init__()
@@ -104,16 +113,16 @@ class Told(nn.Module):
 @pytest.mark.parametrize("folds", [1, 2, 5])
 def test_rows_are_weighed_by_models_that_have_not_met_them(folds: int) -> None:
     made, data = job(objective="ftw", ratio=multi_source(folds=folds)), federation()["ash"]
-    laws, stage = Laws(made, data), made.stage("ratio")
-    rows = [laws.task(stage, j).x.numpy() for j in range(folds)]
+    distributions, stage = MultiSourceClient(made, data), made.stage("ratio")
+    rows = [distributions.task(stage, j).x.numpy() for j in range(folds)]
     size = len(data.x) + len(data.test_x)
     assert sum(len(r) for r in rows) == (size if folds == 1 else (folds - 1) * size)
-    met = laws._logits([Told(r, 2 * len(NAMES)) for r in rows])
+    met = distributions._logits([ColumnSums(r, 2 * len(NAMES)) for r in rows])
     assert (met == (99 if folds == 1 else 0)).all()
 
 
 def test_the_ratio_is_near_the_truth_on_gaussians(tmp_path: Path) -> None:
-    """Train laws N(±1, 1), test laws N(∓1, 1): log Σ_l p_l / p_k is known."""
+    """Train distributions N(±1, 1), test distributions N(∓1, 1): log Σ_l p_l / p_k is known."""
     rng = np.random.default_rng(0)
     means = {"ash": 1.0, "birch": -1.0}
     data = Federation(
@@ -141,22 +150,22 @@ def test_the_ratio_is_near_the_truth_on_gaussians(tmp_path: Path) -> None:
     sites = make_sites(made, tmp_path / "s", data=data)
     run(made, sites, tmp_path / "r")
     for c in data:
-        found = sites[c.name].shelf.kept("log-ratio")["log_ratio"].numpy()
+        found = sites[c.name].state.load("log-ratio")["log_ratio"].numpy()
         x, m = c.x[:, 0], means[c.name]
         truth = np.logaddexp(-((x - 1) ** 2) / 2, -((x + 1) ** 2) / 2) + (x - m) ** 2 / 2
         assert np.abs(found - truth).mean() < 0.35
         assert np.corrcoef(found, truth)[0, 1] > 0.98
         weights = np.exp(found)
-        assert weights.mean() == pytest.approx(2.0, rel=0.3)  # of two test laws
+        assert weights.mean() == pytest.approx(2.0, rel=0.3)  # of two test distributions
 
 
-def test_the_numerator_is_the_law_that_is_wanted() -> None:
+def test_the_numerator_is_the_distribution_that_is_wanted() -> None:
     made, data = job(objective="ftw", ratio=multi_source(folds=1)), federation()["birch"]
     models = models_of(made.stage("ratio"), start(made, "ratio"))
-    laws = Laws(made, data)
-    each = [laws.log_ratio(models, name) for name in NAMES]
-    np.testing.assert_allclose(laws.log_ratio(models), np.logaddexp.reduce(each))
-    assert laws.scores(models).shape == (len(data.test_x), len(NAMES))
+    distributions = MultiSourceClient(made, data)
+    each = [distributions.log_ratio(models, name) for name in NAMES]
+    np.testing.assert_allclose(distributions.log_ratio(models), np.logaddexp.reduce(each))
+    assert distributions.scores(models).shape == (len(data.test_x), len(NAMES))
 
 
 def test_models_of_other_shapes_are_refused() -> None:
@@ -172,7 +181,7 @@ def test_models_of_other_shapes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["raw", "generated"])
-def test_a_pool_of_all_test_laws(kind: str) -> None:
+def test_a_pool_of_all_test_distributions(kind: str) -> None:
     data = federation(200, 200)
     made = job(objective="ftw", ratio=RatioPhase(kind=kind, estimator="logistic", quota=200))
     c = data["ash"]
@@ -203,19 +212,19 @@ def test_a_class_that_nobody_may_tell_keeps_its_bias(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=ratio, plan=FedSGD(iterations=1))
     theta = []
     for least in (0, 5):
-        policy = Privacy(rung=2, min_count=least)
+        policy = Privacy(disclosure_level=2, min_count=least)
         folder = tmp_path / str(least)
         sites = make_sites(made, folder / "s", data=Federation(tuple(rare)), privacy=policy)
         run(made, sites, folder / "r")
-        theta.append(json.loads((folder / "r" / "laws.json").read_text())["theta"])
+        theta.append(json.loads((folder / "r" / "distributions.json").read_text())["theta"])
     assert theta[0][0] == pytest.approx(theta[1][0], rel=1.0)
     assert abs(theta[1][3]) < 1.0
 
 
 def test_a_site_that_told_no_class_adds_nothing() -> None:
     made = job(objective="ftw", ratio=RatioPhase(kind="federated-mlls", model=small))
-    reader = Labels(made, federation()["ash"])
-    reader.read(models_of(made.stage("ratio"), start(made, "ratio")))
+    reader = LabelShiftClient(made, federation()["ash"])
+    reader.predict(models_of(made.stage("ratio"), start(made, "ratio")))
     theta, having = np.array([1.0, 0, 0, 0]), np.full(CLASSES, 3.0)
     assert not reader.presence(1000).any()
     loss, slope, curve = reader.calibrate(theta, having, 1000)

@@ -11,22 +11,22 @@ import pytest
 from fedshift.errors import FedshiftError
 from fedshift.federation import record
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.record import Record
+from fedshift.federation.record import ServerRecord
 
 TASK = "0123456789abcdef"
 
 
 def test_a_run_keeps_its_name_and_its_folder_is_its_owner_s(tmp_path: Path) -> None:
-    one = Record(tmp_path / "r", TASK)
+    one = ServerRecord(tmp_path / "r", TASK)
     assert one.run.endswith(f"-{TASK}")
-    assert Record(tmp_path / "r", TASK).run == one.run
+    assert ServerRecord(tmp_path / "r", TASK).run == one.run
     assert (tmp_path / "r").stat().st_mode & 0o777 == 0o700
-    with pytest.raises(FedshiftError, match="holds a run of task 0123456789abcdef; this is task x"):
-        Record(tmp_path / "r", "x")
+    with pytest.raises(FedshiftError, match="holds a run of task 0123456789abcdef; got task x"):
+        ServerRecord(tmp_path / "r", "x")
 
 
 def test_half_a_line_is_not_kept(tmp_path: Path) -> None:
-    one = Record(tmp_path, TASK)
+    one = ServerRecord(tmp_path, TASK)
     assert one.past("events") == []
     for number in range(3):
         one.append("events", {"n": number})
@@ -40,20 +40,20 @@ def test_half_a_line_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_the_ledger_comes_back(tmp_path: Path) -> None:
-    one = Record(tmp_path, TASK)
+    one = ServerRecord(tmp_path, TASK)
     assert len(one.ledger()) == 0
     ledger = Ledger()
     ledger.add("ash", "query.share", up=3, down=4, rows=5)
-    one.keep_ledger(ledger)
-    assert Record(tmp_path, TASK).ledger().to_records() == ledger.to_records()
+    one.save_ledger(ledger)
+    assert ServerRecord(tmp_path, TASK).ledger().to_records() == ledger.to_records()
 
 
 def test_who_comes_second_is_refused_unless_the_first_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = Record(tmp_path, TASK), Record(tmp_path, TASK)
+    one, two = ServerRecord(tmp_path, TASK), ServerRecord(tmp_path, TASK)
     monkeypatch.setattr(record, "PATIENCE", 0.3)
-    with one.locked(), pytest.raises(FedshiftError, match="another run is at work"), two.locked():
+    with one.locked(), pytest.raises(FedshiftError, match="another run is active"), two.locked():
         pass
     monkeypatch.setattr(record, "PATIENCE", 30.0)
     held, ended = threading.Event(), []

@@ -27,11 +27,11 @@ from tiny import (
 
 from fedshift.errors import InputError
 from fedshift.federation.checkpoint import KEEP
-from fedshift.federation.job import Job, RatioPhase
+from fedshift.federation.deployment_task import DeploymentTask, RatioPhase
 from fedshift.federation.messages import Header, Message
 from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Sign, TopK
-from fedshift.federation.shelf import KEPT
 from fedshift.federation.site import Site
+from fedshift.federation.site_state import ROUNDS
 from fedshift.privacy.policy import Privacy
 
 LABELS = RatioPhase(
@@ -43,12 +43,15 @@ LABELS = RatioPhase(
 BOUND = multi_source(bound=True)
 
 
-def site(made: Job, folder: Path, **changes: Any) -> Site:
-    given = {"privacy": Privacy(rung=made.rung, raw=made.rung == 5), **changes}
+def site(made: DeploymentTask, folder: Path, **changes: Any) -> Site:
+    given = {
+        "privacy": Privacy(disclosure_level=made.disclosure_level, raw=made.disclosure_level == 5),
+        **changes,
+    }
     return Site(made, federation()["ash"], folder, **given)
 
 
-def weighed(made: Job, folder: Path, **changes: Any) -> Site:
+def weighed(made: DeploymentTask, folder: Path, **changes: Any) -> Site:
     """A site that has its weights."""
     out = site(made, folder, **changes)
     assert out.handle(question(made, "query.share", what="own")).error == ""
@@ -67,14 +70,14 @@ def test_it_says_who_it_is_and_how_its_rows_weigh(tmp_path: Path) -> None:
     assert "mean_weight" not in before.facts
     s.handle(question(made, "query.share", what="own"))
     facts = s.handle(question(made, "query.describe")).facts
-    assert (facts["client"], facts["task"], facts["rung"]) == ("ash", made.digest, 0)
+    assert (facts["client"], facts["task"], facts["disclosure_level"]) == ("ash", made.digest, 0)
     assert facts["mean_weight"] == pytest.approx(1.0)
     assert 0.5 < float(facts["ess_share"]) < 1.0  # type: ignore[arg-type]
     assert "epsilon" not in facts
 
 
 def test_a_site_must_fit_its_job(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="this site is 'ash'"):
+    with pytest.raises(InputError, match="got 'ash'"):
         site(job(clients=("birch", "elm")), tmp_path)
     with pytest.raises(InputError, match="shape"):
         site(job(shape=(DIM + 1,)), tmp_path)
@@ -120,7 +123,9 @@ def test_another_task_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
     made, other = job(), job(seed=1)
     s = site(made, tmp_path)
     answer = s.handle(question(other, "train.model", arrays=start(made)))
-    assert f"task {other.digest!r}; this site has agreed to {made.digest!r}" in answer.error
+    assert (
+        f"agreed to task {made.digest!r}; the request is for task {other.digest!r}" in answer.error
+    )
     for name in ("../up", "/root", ".hidden", "a" * 200, "ä"):
         head = Header(f"{name}-{made.digest}", "query.describe", 0)
         assert "name of a run" in s.handle(Message(head)).error
@@ -129,7 +134,7 @@ def test_another_task_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
 
 SHARES: dict[str, tuple[RatioPhase, int]] = {
     "presence": (LABELS, 1),
-    "law": (LABELS, 1),
+    "distribution": (LABELS, 1),
     "calibrate": (LABELS, 2),
     "cells": (BOUND, 3),
     "rows-generated": (RatioPhase(kind="generated", quota=20), 4),
@@ -138,42 +143,46 @@ SHARES: dict[str, tuple[RatioPhase, int]] = {
 
 
 @pytest.mark.parametrize("what", SHARES)
-def test_what_its_rung_does_not_allow_stays(what: str, tmp_path: Path) -> None:
+def test_what_its_disclosure_level_does_not_allow_stays(what: str, tmp_path: Path) -> None:
     ratio, need = SHARES[what]
     made = job(objective="ftw", ratio=ratio)
-    assert made.rung >= need
-    for rung in range(need):
-        s = site(made, tmp_path / str(rung), privacy=Privacy(rung=rung))
+    assert made.disclosure_level >= need
+    for disclosure_level in range(need):
+        s = site(
+            made,
+            tmp_path / str(disclosure_level),
+            privacy=Privacy(disclosure_level=disclosure_level),
+        )
         if ratio.kind in ("multi-source", "federated-mlls"):
             s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
         answer = s.handle(question(made, "query.share", what=what.partition("-")[0]))
         assert answer.error.startswith("Refused")
-        assert f"rung {need}" in answer.error
+        assert f"disclosure level {need}" in answer.error
         assert not answer.arrays
         assert not answer.facts
 
 
-def test_ratio_gradients_need_rung_2(tmp_path: Path) -> None:
+def test_ratio_gradients_need_disclosure_level_2(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=multi_source())
     asked = question(made, "train.ratio", arrays=start(made, "ratio"))
-    answer = site(made, tmp_path, privacy=Privacy(rung=1)).handle(asked)
-    assert answer.error.startswith("Refused: 'train.ratio' needs rung 2")
+    answer = site(made, tmp_path, privacy=Privacy(disclosure_level=1)).handle(asked)
+    assert answer.error.startswith("Refused: 'train.ratio' needs disclosure level 2")
     assert not answer.arrays
 
 
 @pytest.mark.parametrize(("phase", "ratio"), [("train.model", None), ("train.ratio", LABELS)])
-def test_a_law_with_few_rows_stays(phase: str, ratio: Any, tmp_path: Path) -> None:
+def test_a_distribution_with_few_rows_stays(phase: str, ratio: Any, tmp_path: Path) -> None:
     made = job(objective="ftw" if ratio else "erm", ratio=ratio or RatioPhase(kind="local"))
     rows = len(federation()["ash"].x)
     arrays = start(made, phase.partition(".")[2])
-    policy = {"rung": made.rung, "min_rows": rows + 1}
+    policy = {"disclosure_level": made.disclosure_level, "min_rows": rows + 1}
     answer = site(made, tmp_path, privacy=Privacy(**policy)).handle(
         question(made, phase, arrays=arrays)
     )
     assert "fewer rows" in answer.error
     assert str(rows) not in answer.error.replace(str(rows + 1), "")  # how many is not told
     if phase == "train.ratio":  # enough to train with, too few in use
-        fewer = Privacy(rung=2, min_rows=41)
+        fewer = Privacy(disclosure_level=2, min_rows=41)
         answer = site(made, tmp_path, privacy=fewer).handle(question(made, phase, arrays=arrays))
         assert "fewer rows" in answer.error
 
@@ -181,20 +190,20 @@ def test_a_law_with_few_rows_stays(phase: str, ratio: Any, tmp_path: Path) -> No
 def test_a_table_is_refused_for_good_also_after_a_restart(tmp_path: Path) -> None:
     """No cell could be shown: that is an answer, and asking on would undo the protection."""
     made = job(objective="ftw", ratio=LABELS)
-    policy = Privacy(rung=2, min_count=10_000, min_rows=1)
+    policy = Privacy(disclosure_level=2, min_count=10_000, min_rows=1)
     theta = {"theta": np.concatenate([[1.0], np.zeros(CLASSES)])}
     for _ in range(2):
         s = site(made, tmp_path, privacy=policy)
         s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
-        answer = s.handle(question(made, "query.share", arrays=theta, what="law"))
+        answer = s.handle(question(made, "query.share", arrays=theta, what="distribution"))
         assert answer.error.startswith("Refused")
-        policy = Privacy(rung=2, min_count=0)
-    assert "asked before" in answer.error
+        policy = Privacy(disclosure_level=2, min_count=0)
+    assert "second try" in answer.error
 
 
 def test_noise_and_a_classifier_of_labels_do_not_go_together(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=LABELS)
-    s = site(made, tmp_path, privacy=Privacy(rung=2, noise=1.0))
+    s = site(made, tmp_path, privacy=Privacy(disclosure_level=2, noise=1.0))
     models = question(made, "query.share", arrays=start(made, "ratio"), what="models")
     assert s.handle(models).error == ""
     theta = np.concatenate([[1.0], np.zeros(CLASSES)])
@@ -203,21 +212,21 @@ def test_noise_and_a_classifier_of_labels_do_not_go_together(tmp_path: Path) -> 
         ("train.ratio", start(made, "ratio"), {}),
         ("query.share", {}, {"what": "presence"}),
         ("query.share", arrays, {"what": "calibrate"}),
-        ("query.share", {"theta": theta}, {"what": "law"}),
+        ("query.share", {"theta": theta}, {"what": "distribution"}),
     ):
         answer = s.handle(question(made, phase, arrays=sent, **facts))  # type: ignore[arg-type]
         assert "'multi-source'" in answer.error, phase
         assert not answer.arrays
-    quiet = Privacy(rung=2, epsilon_counts=1.0)
+    quiet = Privacy(disclosure_level=2, epsilon_counts=1.0)
     s = site(made, tmp_path / "quiet", privacy=quiet)
     s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
-    answer = s.handle(question(made, "query.share", arrays={"theta": theta}, what="law"))
-    assert "is no count" in answer.error
+    answer = s.handle(question(made, "query.share", arrays={"theta": theta}, what="distribution"))
+    assert "cannot have such noise" in answer.error
 
 
 # -- what it is told makes its weights -----------------------------------------------------------
 
-SHUT = Privacy(rung=0, min_rows=1000, min_count=50)
+SHUT = Privacy(disclosure_level=0, min_rows=1000, min_count=50)
 CELLS = {
     "edges": np.array([-1.0, 0.0, 1.0]),
     "counts": np.array([[9, 9, 9, 9]]),
@@ -227,7 +236,10 @@ CELLS = {
 TAKEN: dict[str, tuple[RatioPhase, dict[str, Any]]] = {
     "models": (multi_source(), {}),
     "bound": (BOUND, CELLS),
-    "laws": (LABELS, {"theta": np.array([1.0, 0, 0, 0]), "laws": np.full((2, 3), 1 / 3)}),
+    "distributions": (
+        LABELS,
+        {"theta": np.array([1.0, 0, 0, 0]), "distributions": np.full((2, 3), 1 / 3)},
+    ),
     "pool": (
         RatioPhase(kind="raw", quota=20, estimator="logistic"),
         {"pool": np.random.default_rng(0).normal(size=(40, DIM)).astype(np.float32)},
@@ -235,7 +247,7 @@ TAKEN: dict[str, tuple[RatioPhase, dict[str, Any]]] = {
 }
 
 
-def taken(what: str) -> tuple[Job, Any]:
+def taken(what: str) -> tuple[DeploymentTask, Any]:
     """A job, and questions that send a site what it makes its weights of."""
     ratio, arrays = TAKEN[what]
     made = job(objective="ftw", ratio=ratio)
@@ -243,7 +255,7 @@ def taken(what: str) -> tuple[Job, Any]:
     def ask(s: Site, scale: float = 1.0, what: str = what) -> Message:
         sent = start(made, "ratio") if what == "models" else arrays
         new = {n: scale * a if a.dtype.kind == "f" else a for n, a in sent.items()}
-        return s.handle(question(made, "query.share", arrays=new, what=what, laws=2))
+        return s.handle(question(made, "query.share", arrays=new, what=what, n_targets=2))
 
     return made, ask
 
@@ -251,42 +263,53 @@ def taken(what: str) -> tuple[Job, Any]:
 @pytest.mark.parametrize("what", TAKEN)
 @pytest.mark.filterwarnings("ignore::fedshift.errors.FedshiftWarning")
 def test_what_makes_weights_is_taken_once_a_run(what: str, tmp_path: Path) -> None:
-    """Mean weights for laws of the server's choice, one after the other, would tell every row."""
+    """Mean weights for distributions of the server's choice, one after the other, would tell every
+    row.
+    """
     made, ask = taken(what)
-    for kind, policy in (("rung", Privacy(rung=made.rung - 1)), ("rows", SHUT)):
-        few = replace(SHUT, rung=made.rung, raw=made.rung == 5) if kind == "rows" else policy
+    for kind, policy in (
+        ("disclosure_level", Privacy(disclosure_level=made.disclosure_level - 1)),
+        ("rows", SHUT),
+    ):
+        few = (
+            replace(SHUT, disclosure_level=made.disclosure_level, raw=made.disclosure_level == 5)
+            if kind == "rows"
+            else policy
+        )
         s = site(made, tmp_path / kind, privacy=few)
         answer = ask(s)
         assert answer.error.startswith("Refused"), answer.error
-        assert ("fewer rows" if kind == "rows" else "needs rung") in answer.error
+        assert ("fewer rows" if kind == "rows" else "needs disclosure level") in answer.error
         assert not answer.facts
     s = site(made, tmp_path / "s")
-    if what in ("laws", "bound"):
+    if what in ("distributions", "bound"):
         ask(s, what="models")
-        assert "one set of ratio models a run" in ask(s, 2.0, what="models").error
+        assert "one set of ratio models per run" in ask(s, 2.0, what="models").error
     first = ask(s)
     assert first.error == ""
     assert set(first.facts) - {"limited"} == {"mean_weight", "ess_share"}  # and no bound
     for again in (s, site(made, tmp_path / "s")):  # a server that resumes, a site that restarts
         assert ask(again).facts == first.facts
-        other = ask(again, 0.5 if what != "laws" else 1 + 1e-9)
+        other = ask(again, 0.5 if what != "distributions" else 1 + 1e-9)
         assert other.error.startswith("Refused"), other.error
-        assert "a run, and was sent another before" in other.error
+        assert "that differs from the first" in other.error
         assert not other.facts
 
 
 def test_a_bound_is_made_only_where_the_task_has_one(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=multi_source())
-    s = site(made, tmp_path, privacy=Privacy(rung=3))
+    s = site(made, tmp_path, privacy=Privacy(disclosure_level=3))
     s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
     answer = s.handle(question(made, "query.share", arrays=CELLS, what="bound"))
-    assert "no bound in this task" in answer.error
+    assert "sets no bound on weights" in answer.error
     assert not answer.facts
 
 
 def test_own_test_rows_must_be_enough_to_weigh_by(tmp_path: Path) -> None:
     made = job(objective="fitw", ratio=RatioPhase(kind="local", estimator="logistic"))
-    s = site(made, tmp_path, privacy=Privacy(rung=0, min_rows=41))  # it has 60, and 40 in use
+    s = site(
+        made, tmp_path, privacy=Privacy(disclosure_level=0, min_rows=41)
+    )  # it has 60, and 40 in use
     assert "fewer rows" in s.handle(question(made, "query.share", what="own")).error
 
 
@@ -298,7 +321,7 @@ VALUES: list[Any] = [
     *(np.array([np.inf] * 9), np.ones(CLASSES + 1), np.zeros(CLASSES + 1), np.ones(CLASSES)),
 ]
 KEYS = (
-    *("0/params", "0/stats", "0/control", "1/params", "theta", "having", "law", "edges"),
+    *("0/params", "0/stats", "0/control", "1/params", "theta", "having", "distribution", "edges"),
     *("counts", "hidden", "pool"),
 )
 
@@ -318,7 +341,17 @@ def test_odd_questions_get_an_answer(kind: str, begun: bool, tmp_path: Path) -> 
         s.handle(question(made, "query.share", what="own"))
         s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
     rng = np.random.default_rng(0)
-    shares = ("own", "models", "presence", "calibrate", "law", "laws", "cells", "bound", "pool")
+    shares = (
+        "own",
+        "models",
+        "presence",
+        "calibrate",
+        "distribution",
+        "distributions",
+        "cells",
+        "bound",
+        "pool",
+    )
     asked: list[tuple[str, dict[str, Any]]] = [("query.share", {"what": w}) for w in shares]
     asked += [("query.share", {}), ("query.share", {"what": 3}), ("query.share", {"what": "x"})]
     asked += [("train.model", {}), ("train.ratio", {}), ("evaluate.model", {})]
@@ -328,7 +361,7 @@ def test_odd_questions_get_an_answer(kind: str, begun: bool, tmp_path: Path) -> 
             arrays = {k: VALUES[int(rng.integers(len(VALUES)))] for k in KEYS if rng.random() < 0.5}
             if rng.random() < 0.5:
                 arrays = whole | dict(list(arrays.items())[:1])
-            answer = s.handle(question(made, phase, arrays=arrays, laws=3, **facts))
+            answer = s.handle(question(made, phase, arrays=arrays, n_targets=3, **facts))
             assert answer.header.phase == phase
             assert not answer.error.startswith("SiteFailed"), answer.error
             assert Message.decode(answer.encode()).error == answer.error
@@ -363,7 +396,10 @@ def test_needs_are_named(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=LABELS)
     s = site(made, tmp_path)
     theta = {"theta": np.concatenate([[1.0], np.zeros(CLASSES)])}
-    assert "NeedsModels" in s.handle(question(made, "query.share", arrays=theta, what="law")).error
+    assert (
+        "NeedsModels"
+        in s.handle(question(made, "query.share", arrays=theta, what="distribution")).error
+    )
     asked = question(made, "train.model", arrays=start(made))
     assert "NeedsWeights" in s.handle(asked).error
     given = job(objective="ftw", ratio=RatioPhase(kind="given"))
@@ -406,7 +442,7 @@ def test_a_round_asked_again_gets_the_same_answer(
             assert same(again.arrays, first[i].arrays), (back, i)
             assert again.facts == first[i].facts
     files = list(tmp_path.rglob("memory-model-*"))
-    assert len(files) == KEPT
+    assert len(files) == ROUNDS
 
 
 @pytest.mark.parametrize("kind", REMEMBERED)
@@ -420,7 +456,7 @@ def test_a_site_started_anew_for_every_question_is_the_same_site(kind: str, tmp_
 
         def handle(self, message: Message) -> Message:
             data = federation()[self.name]
-            policy = Privacy(rung=made.rung)
+            policy = Privacy(disclosure_level=made.disclosure_level)
             return Site(made, data, tmp_path / "cold" / self.name, privacy=policy).handle(message)
 
     warm = run(made, make_sites(made, tmp_path / "warm"), tmp_path / "a")
@@ -450,7 +486,7 @@ def test_runs_do_not_meet(tmp_path: Path) -> None:
 
 def test_another_run_gets_no_fresh_books(tmp_path: Path) -> None:
     made = job(objective="ftw", ratio=LABELS)
-    policy = Privacy(rung=2, min_count=0)
+    policy = Privacy(disclosure_level=2, min_count=0)
     theta = np.concatenate([[1.0], np.zeros(CLASSES)])
     told = []
     for run_name, scale in (("one", 1.0), ("two", 3.0)):  # other models, other estimates
@@ -459,8 +495,10 @@ def test_another_run_gets_no_fresh_books(tmp_path: Path) -> None:
         assert not s.handle(
             question(made, "query.share", arrays=arrays, what="models", run=run_name)
         ).error
-        asked = question(made, "query.share", arrays={"theta": theta}, what="law", run=run_name)
-        told.append(s.handle(asked).arrays["law"])
+        asked = question(
+            made, "query.share", arrays={"theta": theta}, what="distribution", run=run_name
+        )
+        told.append(s.handle(asked).arrays["distribution"])
     assert np.array_equal(told[0], told[1])
 
 
@@ -474,7 +512,7 @@ def test_one_model_is_scored_a_run(tmp_path: Path) -> None:
         assert s.handle(question(made, "evaluate.model", 4, first)).facts["labelled"] is True
         for number, arrays in ((4, other), (3, first)):
             answer = s.handle(question(made, "evaluate.model", number, arrays))
-            assert "one model to score a run" in answer.error
+            assert "one model to score per run" in answer.error
             assert not answer.facts
     asked = question(made, "evaluate.model", 4, other, run="next")
     assert s.handle(asked).facts["labelled"] is True
@@ -489,7 +527,7 @@ def test_nonsense_does_not_use_the_answer_up(tmp_path: Path) -> None:
 
 def test_an_owner_may_keep_scores(tmp_path: Path) -> None:
     made = job()
-    s = site(made, tmp_path, privacy=Privacy(rung=0, scores=False))
+    s = site(made, tmp_path, privacy=Privacy(disclosure_level=0, scores=False))
     answer = s.handle(question(made, "evaluate.model", 0, start(made)))
     assert answer.facts == {"labelled": False}
 
@@ -499,7 +537,7 @@ def test_rare_classes_are_not_told_and_do_not_calibrate(tmp_path: Path) -> None:
     data = federation()["ash"]
     y = np.where(data.y == 2, 0, data.y)
     y[:4] = 2
-    s = Site(made, replace(data, y=y), tmp_path, privacy=Privacy(rung=2, min_count=5))
+    s = Site(made, replace(data, y=y), tmp_path, privacy=Privacy(disclosure_level=2, min_count=5))
     s.handle(question(made, "query.share", arrays=start(made, "ratio"), what="models"))
     told = s.handle(question(made, "query.share", what="presence")).arrays["presence"]
     assert told.tolist() == [1, 1, 0]

@@ -113,7 +113,7 @@ def test_losses_of_every_row() -> None:
     [
         (np.ones(3), r"client 'c1': weights must be 4 finite numbers ≥ 0; got shape \(3,\);"),
         (np.ones((4, 1)), r"got shape \(4, 1\)"),
-        (np.array([1, 1, np.nan, 1]), r"got shape \(4,\) with NaN or inf; make them with"),
+        (np.array([1, 1, np.nan, 1]), r"got shape \(4,\) with NaN or inf; compute them with"),
         (np.array([1, 1, np.inf, 1]), "with NaN or inf"),
         (np.array([1, 1, -0.1, 1]), r"got shape \(4,\) with negative numbers"),
     ],
@@ -240,9 +240,9 @@ def test_a_loss_of_two_labels_by_hand() -> None:
     scores, y, other = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.0]), torch.tensor([3.0, 2.0])
     c = torch.tensor([1.0, 10.0])
     plain = Batch(scores, y, c)
-    assert plain.weighted(squared, scores).tolist() == [0.5, 20.0]
+    assert plain.row_losses(squared, scores).tolist() == [0.5, 20.0]
     both = Batch(scores, y, c, other, torch.tensor([2.0, 5.0]))
-    assert both.weighted(squared, scores).tolist() == [0.5 + 2 * 2.0, 20.0 + 5 * 0.0]
+    assert both.row_losses(squared, scores).tolist() == [0.5 + 2 * 2.0, 20.0 + 5 * 0.0]
 
 
 @pytest.mark.parametrize("importance", ["loss", "sampling"])
@@ -357,16 +357,16 @@ def test_equal_weights_leave_logits_alone() -> None:
 
 
 def test_under_label_shift_scores_learn_the_target_whatever_clients_have() -> None:
-    """p(x | y) on three values, three label laws: the minimiser is q(y | x), at every client."""
+    """p(x | y) on three values, three label distributions: every client's minimiser is q(y | x)."""
     given = np.array([[0.5, 0.3, 0.2], [0.1, 0.3, 0.6]])  # p(x | y)
     q = np.array([0.8, 0.2])
     clients, weights = [], {}
     for k, share in enumerate((0.1, 0.5, 0.9)):
-        law = np.array([share, 1 - share])
-        counts = np.rint(1000 * law[:, None] * given).astype(int)  # whole numbers, exactly
+        distribution = np.array([share, 1 - share])
+        counts = np.rint(1000 * distribution[:, None] * given).astype(int)  # whole numbers, exactly
         y, x = (np.repeat(part.ravel(), counts.ravel()) for part in np.indices(counts.shape))
         clients.append(ClientData(f"c{k}", np.eye(3)[x], y, np.eye(3)))
-        weights[f"c{k}"] = 3 * (q / law)[y]
+        weights[f"c{k}"] = 3 * (q / distribution)[y]
     plan = FedSGD(importance="logits")
     model = Linear((3,), 2)
     t = Task.of(Federation(tuple(clients)), model, plan, weights=weights, dtype=torch.float64)
@@ -392,9 +392,9 @@ def test_under_label_shift_scores_learn_the_target_whatever_clients_have() -> No
 def test_remedies_for_classes_need_classes() -> None:
     fed, model = federation(real=True), Linear((3,), 1)
     for loss in ("squared", squared):
-        with pytest.raises(InputError, match=r"importance='logits' moves the scores of classes;"):
+        with pytest.raises(InputError, match=r"importance='logits' needs classes;"):
             Task.of(fed, model, FedSGD(importance="logits"), loss=loss)
-        with pytest.raises(InputError, match=r"tail=1.0 bends the cross entropy"):
+        with pytest.raises(InputError, match=r"tail=1.0 needs loss='cross-entropy'"):
             Task.of(fed, model, FedSGD(tail=1.0), loss=loss)
     assert task(FedSGD(tail=2.0)).loss == Polynomial(2.0)
 
@@ -502,7 +502,7 @@ def test_bytes_of_compressed_updates() -> None:
     assert t.bytes_up() == 4 * 8 + 4 * size  # control variates are not compressed
     t = task(FedSGD(broadcast=Sign(10)))
     assert (t.bytes_down(), t.bytes_up()) == (4 * (size + 8), 4 * (size + 8))
-    assert t.bytes_down(held=True) == 5 + 4 * 4 + 8 * 4  # 34 bits, four blocks; statistics whole
+    assert t.bytes_down(repeat=True) == 5 + 4 * 4 + 8 * 4  # 34 bits, four blocks; statistics whole
 
 
 def test_what_a_state_holds() -> None:
@@ -588,7 +588,7 @@ def test_modules_of_local_scales_and_their_average() -> None:
     means, variances = state.tensors["stats"][:, 0], state.tensors["stats"][:, 1]
     torch.testing.assert_close(norm.weight, state.tensors["local"][:, :4].mean(0))
     torch.testing.assert_close(norm.running_mean, means.mean(0))
-    # the law of total variance
+    # the distribution of total variance
     torch.testing.assert_close(norm.running_var, variances.mean(0) + means.var(0, correction=0))
 
 

@@ -21,7 +21,7 @@ import pytest
 from fedshift.errors import InputError
 from fedshift.federation import worker
 from fedshift.federation.messages import Header, Message
-from fedshift.federation.worker import Remote, WorkerGone, check_peer, checked, serve
+from fedshift.federation.worker import RemoteSite, WorkerGone, check_peer, check_socket, serve
 
 
 class Echo:
@@ -35,7 +35,7 @@ class Echo:
         if message.facts.get("what") == "raise":
             raise RuntimeError("inside")
         time.sleep(0.05 if message.facts.get("what") == "slow" else 0)
-        return message.answer(message.arrays, {"count": self.count})
+        return message.reply(message.arrays, {"count": self.count})
 
 
 def asked(**facts: Any) -> Message:
@@ -64,7 +64,7 @@ def path(folder: Path) -> Path:
 def test_questions_go_there_and_answers_come_back(path: Path) -> None:
     for i in range(3):
         sent = asked(n=i)
-        got = Remote(path).handle(sent)
+        got = RemoteSite(path).handle(sent)
         assert got.header == sent.header
         assert got.facts == {"count": i + 1}
         np.testing.assert_array_equal(got.arrays["a"], sent.arrays["a"])
@@ -76,7 +76,7 @@ def test_two_at_once_are_answered_one_after_the_other(path: Path) -> None:
     found: list[Any] = []
     threads = [
         threading.Thread(
-            target=lambda: found.append(Remote(path).handle(asked(what="slow")).facts["count"])
+            target=lambda: found.append(RemoteSite(path).handle(asked(what="slow")).facts["count"])
         )
         for _ in range(5)
     ]
@@ -111,27 +111,27 @@ def test_garbage_and_half_messages_do_not_end_it(path: Path) -> None:
             c.shutdown(socket.SHUT_WR)
             assert c.recv(10) == b"", data[:20]  # no answer, and the line is closed
     waiting = [connected(path) for _ in range(3)]  # who says nothing holds nobody up
-    assert Remote(path).handle(asked()).facts == {"count": 1}
+    assert RemoteSite(path).handle(asked()).facts == {"count": 1}
     for c in waiting:
         c.close()
     with connected(path) as c:
         c.sendall(length + whole)  # and leaves before the answer
-    assert Remote(path, timeout=5).handle(asked()).error == ""
+    assert RemoteSite(path, timeout=5).handle(asked()).error == ""
 
 
 def test_what_raises_inside_is_told_by_its_kind_only(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer = Remote(path, timeout=5).handle(asked(what="raise"))
+    answer = RemoteSite(path, timeout=5).handle(asked(what="raise"))
     assert answer.error == "SiteFailed: RuntimeError; see the worker's log"
     assert "inside" in caplog.text
-    assert Remote(path, timeout=5).handle(asked()).facts == {"count": 2}
+    assert RemoteSite(path, timeout=5).handle(asked()).facts == {"count": 2}
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710, 0o777])
 def test_a_folder_open_to_others_is_refused(folder: Path, mode: int) -> None:
     folder.chmod(mode)
-    for call in (lambda p: serve(Echo(), p), Remote, checked):
+    for call in (lambda p: serve(Echo(), p), RemoteSite, check_socket):
         with pytest.raises(InputError, match="chmod 700"):
             call(folder / "a.sock")  # type: ignore[operator]
     assert not (folder / "a.sock").exists()
@@ -139,7 +139,7 @@ def test_a_folder_open_to_others_is_refused(folder: Path, mode: int) -> None:
 
 def test_a_path_that_is_too_long_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="at most 107 bytes; got"):
-        checked(folder / ("a" * 120))
+        check_socket(folder / ("a" * 120))
     longest = folder / ("a" * (106 - len(str(folder))))
     assert len(str(longest)) == 107
     ready = threading.Event()
@@ -152,12 +152,12 @@ def test_a_path_that_is_too_long_is_refused(folder: Path) -> None:
 def test_a_second_worker_is_refused(path: Path) -> None:
     with pytest.raises(InputError, match="another worker listens"):
         serve(Echo(), path)
-    assert Remote(path).handle(asked()).facts == {"count": 1}
+    assert RemoteSite(path).handle(asked()).facts == {"count": 1}
 
 
 def test_a_file_that_is_no_socket_stays(folder: Path) -> None:
     (folder / "site.sock").write_text("mine")
-    with pytest.raises(InputError, match="no socket"):
+    with pytest.raises(InputError, match="is not a socket"):
         serve(Echo(), folder / "site.sock")
     assert (folder / "site.sock").read_text() == "mine"
 
@@ -184,7 +184,7 @@ class Mortal:
     def handle(self, message):
         if message.facts.get("what") == "die":
             os._exit(3)
-        return message.answer(message.arrays, {"count": 1})
+        return message.reply(message.arrays, {"count": 1})
 
 serve(Mortal(), sys.argv[1])
 """
@@ -192,14 +192,14 @@ serve(Mortal(), sys.argv[1])
 
 def test_a_killed_worker_is_gone_and_can_be_started_again(folder: Path) -> None:
     path = folder / "site.sock"
-    with pytest.raises(WorkerGone, match="no worker answers"):
-        Remote(path).handle(asked())
+    with pytest.raises(WorkerGone, match="no worker listens"):
+        RemoteSite(path).handle(asked())
     for ending in ("kill", "die"):
         alone = subprocess.Popen([sys.executable, "-c", ALONE, str(path)])
         end = time.monotonic() + 60
         while True:
             try:
-                assert Remote(path).handle(asked()).facts == {"count": 1}
+                assert RemoteSite(path).handle(asked()).facts == {"count": 1}
                 break
             except WorkerGone:
                 assert alone.poll() is None, "the worker ended before it listened"
@@ -209,8 +209,8 @@ def test_a_killed_worker_is_gone_and_can_be_started_again(folder: Path) -> None:
             alone.kill()
         else:
             with pytest.raises(WorkerGone, match=r"closed|reset"):
-                Remote(path).handle(asked(what="die"))
+                RemoteSite(path).handle(asked(what="die"))
         alone.wait(20)
         assert path.exists()  # the socket of the dead one
         with pytest.raises(WorkerGone):
-            Remote(path).handle(asked())
+            RemoteSite(path).handle(asked())

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.robust import Robust
 from fedshift.federation.coordinator import Coordinator
-from fedshift.federation.grid import InProcess
-from fedshift.federation.job import Job, RatioPhase
+from fedshift.federation.deployment_task import DeploymentTask, RatioPhase
 from fedshift.federation.messages import Fact, Header, Message
 from fedshift.federation.plan import FedAvg, FedSGD
 from fedshift.federation.site import Site
+from fedshift.federation.transport import InProcess
 from fedshift.learn.models import MLP
 from fedshift.privacy.policy import Privacy
 
@@ -40,19 +40,21 @@ def federation(rows: int = 60, tests: int = 40, seed: int = 0) -> Federation:
     rng = np.random.default_rng(seed)
     centre = rng.normal(0, 1.5, (CLASSES, DIM))
 
-    def drawn(n: int, law: Any) -> tuple[Any, Any]:
-        y = rng.choice(CLASSES, n, p=law)
+    def drawn(n: int, distribution: Any) -> tuple[Any, Any]:
+        y = rng.choice(CLASSES, n, p=distribution)
         y[:CLASSES] = np.arange(CLASSES)  # everybody has met every class
         return centre[y] + rng.normal(size=(n, DIM)), y
 
     clients = []
     for k, name in enumerate(NAMES):
-        law = np.roll([0.6, 0.25, 0.15], k)
-        clients.append(ClientData(name, *drawn(rows + 7 * k, law), *drawn(tests, law[::-1])))
+        distribution = np.roll([0.6, 0.25, 0.15], k)
+        clients.append(
+            ClientData(name, *drawn(rows + 7 * k, distribution), *drawn(tests, distribution[::-1]))
+        )
     return Federation(tuple(clients))
 
 
-def job(**changes: Any) -> Job:
+def job(**changes: Any) -> DeploymentTask:
     """ERM by a few iterations, unless told otherwise."""
     given: dict[str, Any] = {
         "clients": NAMES,
@@ -65,7 +67,7 @@ def job(**changes: Any) -> Job:
         "deadline": 5.0,
         "robust": Robust(clip=None),
     }
-    return Job(**{**given, **changes})
+    return DeploymentTask(**{**given, **changes})
 
 
 def multi_source(**changes: Any) -> RatioPhase:
@@ -75,7 +77,7 @@ def multi_source(**changes: Any) -> RatioPhase:
 
 
 def make_sites(
-    made: Job,
+    made: DeploymentTask,
     folder: Path,
     *,
     data: Federation | None = None,
@@ -84,7 +86,7 @@ def make_sites(
 ) -> dict[str, Any]:
     """A site for every client; a dict, so that tests may put others in their place."""
     rows = federation() if data is None else data
-    policy = Privacy(rung=made.rung) if privacy is None else privacy
+    policy = Privacy(disclosure_level=made.disclosure_level) if privacy is None else privacy
     return {
         c.name: Site(
             made, c, folder / c.name, privacy=policy, log_ratio=(log_ratio or {}).get(c.name)
@@ -93,7 +95,9 @@ def make_sites(
     }
 
 
-def run(made: Job, sites: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], Tensor]:
+def run(
+    made: DeploymentTask, sites: Mapping[str, Any], folder: Path
+) -> tuple[dict[str, Any], Tensor]:
     """The record of a run and the parameters it led to."""
     result = Coordinator(made, InProcess(sites), folder).run()
     return result, params(folder)
@@ -113,7 +117,7 @@ def dropped(result: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def question(
-    made: Job,
+    made: DeploymentTask,
     phase: str,
     number: int = 0,
     arrays: Mapping[str, Any] | None = None,
@@ -123,7 +127,7 @@ def question(
     return Message(Header(f"{run}-{made.digest}", phase, number), arrays or {}, facts)
 
 
-def start(made: Job, stage: str = "model") -> dict[str, Any]:
+def start(made: DeploymentTask, stage: str = "model") -> dict[str, Any]:
     """What the server sends in the first round."""
     found = made.stage(stage)
     names = {"params": "params", "stats": "stats", "c": "control"}

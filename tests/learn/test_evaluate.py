@@ -1,4 +1,4 @@
-"""Per-client evaluation against known values, sklearn and slow twins."""
+"""Per-client evaluation against known values, sklearn and slow references."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from fedshift.learn.evaluate import (
     MANY,
     ClientScore,
     Evaluation,
-    area_under_curve,
-    bootstrap_interval,
     evaluate,
-    interval,
+    mean_interval,
     predict,
 )
-from fedshift.learn.validate import importance_weighted_risk
+from fedshift.learn.weighted_risk import importance_weighted_risk
 
 
 def federation(classes: int = 3, sizes: tuple[int, ...] = (40, 7, 25)) -> Federation:
@@ -50,76 +48,31 @@ def linear(out: int, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def score(client: str, accuracy: float, n: int) -> ClientScore:
-    low, high = interval(accuracy * n, n)
+    low, high = stats.binomtest(round(accuracy * n), n).proportion_ci(method="wilson")
     return ClientScore(client=client, n=n, accuracy=accuracy, low=low, high=high, loss=1.0)
 
 
-@pytest.mark.parametrize(
-    ("successes", "n", "low", "high"),
-    [
-        (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-    ],
-)
-def test_wilson_values_of_newcombe_1998(successes: int, n: int, low: float, high: float) -> None:
-    assert interval(successes, n) == pytest.approx((low, high), abs=5e-5)
-    mirrored = interval(n - successes, n)
-    assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx(interval(successes, n))
-
-
-@pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
-def test_wilson_limits_solve_the_score_equation(level: float) -> None:
-    for s, n in [(0, 1), (1, 1), (3, 10), (999, 1000), (10**6, 10**6)]:
-        known = stats.binomtest(s, n).proportion_ci(level, method="wilson")
-        got = interval(s, n, level=level)
-        assert got == pytest.approx((known.low, known.high), abs=1e-12)
-        assert 0 <= got[0] <= s / n <= got[1] <= 1
-
-
-@pytest.mark.parametrize(
-    ("s", "n", "level"), [(1, 0, 0.95), (3, 2, 0.95), (-1, 2, 0.95), (1, 2, 1)]
-)
-def test_wilson_names_what_is_wrong(s: int, n: int, level: float) -> None:
-    with pytest.raises(InputError, match=r"got"):
-        interval(s, n, level=level)
-
-
-def test_bootstrap_covers_and_is_the_slow_twin() -> None:
+def test_mean_interval_covers_and_equals_resampling_in_a_loop() -> None:
     rng = np.random.default_rng(0)
     covered = [
         low <= 1.0 <= high
-        for low, high in (bootstrap_interval(rng.gamma(2, 0.5, 60), seed=i) for i in range(200))
+        for low, high in (mean_interval(rng.gamma(2, 0.5, 60)) for _ in range(200))
     ]
     assert 0.88 <= np.mean(covered) <= 0.99
     v = rng.exponential(size=400)
-    twin = np.random.default_rng(3)
-    means = [v[twin.integers(0, 400, 400)].mean() for _ in range(2000)]
-    slow = np.quantile(means, [0.05, 0.95])
-    assert bootstrap_interval(v, level=0.9, seed=3) == pytest.approx(tuple(slow), abs=1e-12)
-    assert bootstrap_interval(v, seed=3) == bootstrap_interval(v, seed=3)
-    assert bootstrap_interval(v, seed=3) != bootstrap_interval(v, seed=4)
+    rng = np.random.default_rng(0)
+    means = [v[rng.integers(0, 400, 400)].mean() for _ in range(2000)]
+    assert mean_interval(v) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=1e-12)
+    assert mean_interval(v) == mean_interval(v)
 
 
-def test_bootstrap_at_its_ends() -> None:
-    assert bootstrap_interval([2.0]) == (2.0, 2.0)
+def test_mean_interval_of_one_value_and_of_many() -> None:
+    assert mean_interval(np.array([2.0])) == (2.0, 2.0)
     v = np.random.default_rng(0).normal(3, 2, MANY)
     half = 1.96 * 2 / MANY**0.5
-    assert bootstrap_interval(v) == pytest.approx((3 - half, 3 + half), abs=half)
-    below = bootstrap_interval(v[:-1])  # the two rules meet
-    assert below == pytest.approx(bootstrap_interval(v), abs=half / 10)
-    for bad in ([], [[1.0]], [1.0, np.nan]):
-        with pytest.raises(InputError, match="finite numbers of shape"):
-            bootstrap_interval(bad)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_auc_equals_sklearn_with_ties(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    y, s = rng.integers(0, 2, 200), rng.integers(0, 12, 200) / 4
-    assert area_under_curve(s, y) == pytest.approx(metrics.roc_auc_score(y, s), abs=1e-12)
-    assert area_under_curve(s, np.ones(200)) is None
+    assert mean_interval(v) == pytest.approx((3 - half, 3 + half), abs=half)
+    below = mean_interval(v[:-1])  # the two rules meet
+    assert below == pytest.approx(mean_interval(v), abs=half / 10)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -135,7 +88,8 @@ def test_classes_equal_sklearn(classes: int) -> None:
         assert row.n == len(y)
         assert row.accuracy == metrics.accuracy_score(y, p.argmax(1))
         assert row.loss == pytest.approx(metrics.log_loss(y, p, labels=range(classes)), rel=1e-6)
-        assert (row.low, row.high) == interval((p.argmax(1) == y).sum(), len(y))
+        known = stats.binomtest((p.argmax(1) == y).sum(), len(y)).proportion_ci(method="wilson")
+        assert (row.low, row.high) == (known.low, known.high)
         if classes == 2:
             assert row.auc == pytest.approx(metrics.roc_auc_score(y, logits[:, 1] - logits[:, 0]))
             assert row.f1 == pytest.approx(metrics.f1_score(y, p.argmax(1)))
@@ -325,7 +279,7 @@ def test_scores_that_do_not_fit_the_loss() -> None:
         evaluate(linear(3), fed, loss="sqared")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="take loss='squared'"):
         evaluate(linear(1), fed)
-    with pytest.raises(InputError, match="one prediction a row"):
+    with pytest.raises(InputError, match="one prediction per row"):
         evaluate(linear(2), fed, loss="squared")
     with pytest.raises(InputError, match="batch_size"):
         evaluate(linear(3), fed, batch_size=0)

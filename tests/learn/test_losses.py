@@ -26,8 +26,8 @@ def of_margin(loss: Loss, z: Tensor) -> Tensor:
 @pytest.mark.parametrize("tail", TAILS)
 def test_values_by_hand(tail: float) -> None:
     z = torch.tensor([-50.0, -1.0, 0.0, 1.0, 100.0], dtype=torch.float64)
-    found = of_margin(Polynomial(tail), z).tolist()
-    for margin, value in zip(z.tolist(), found, strict=True):
+    losses = of_margin(Polynomial(tail), z).tolist()
+    for margin, value in zip(z.tolist(), losses, strict=True):
         if margin < 0:
             expected = math.log1p(math.exp(margin)) - margin
         else:

@@ -110,10 +110,10 @@ def test_a_scaled_model_takes_columns_as_they_come() -> None:
 
 
 def test_build_takes_modules_and_callables() -> None:
-    given = nn.Linear(3, 2)
-    assert build(given, (3,), 2, seed=0) is given
-    made = build(lambda shape, classes: nn.Linear(shape[0], classes), (3,), 2, seed=0)
-    assert made.weight.shape == (2, 3)
+    module = nn.Linear(3, 2)
+    assert build(module, (3,), 2, seed=0) is module
+    model = build(lambda shape, classes: nn.Linear(shape[0], classes), (3,), 2, seed=0)
+    assert model.weight.shape == (2, 3)
 
 
 def test_an_unknown_name_meets_the_nearest() -> None:

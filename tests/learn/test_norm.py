@@ -17,9 +17,9 @@ from fedshift.learn.norm import (
     POLICIES,
     ClientNorm,
     convert,
-    mixed,
+    mix_moments,
     norm_layers,
-    pooled,
+    pool_moments,
     restore,
 )
 
@@ -80,10 +80,10 @@ def test_one_group_is_torchs_layer(name: str, affine: bool, training: bool) -> N
     close(outcome(ours, x, toward), outcome(plain, x, toward))
     if training:
         by_channel = x.movedim(1, 0).flatten(1)
-        close(ours.seen_mean[0], by_channel.mean(1))
-        close(ours.seen_var[0], by_channel.var(1))
+        close(ours.batch_mean[0], by_channel.mean(1))
+        close(ours.batch_var[0], by_channel.var(1))
         old = normal(C, seed=3)  # torch's running mean is the mixture's, its variance is not
-        close(mixed(old, old, ours.seen_mean[0], old, 0.2)[0], plain.running_mean)
+        close(mix_moments(old, old, ours.batch_mean[0], old, 0.2)[0], plain.running_mean)
 
 
 @pytest.mark.parametrize("shape", [(12, C), (12, C, 4, 5)])
@@ -94,14 +94,14 @@ def test_groups_are_separate_calls(shape: tuple[int, ...]) -> None:
     x, toward = normal(*shape, seed=5), normal(*shape, seed=6)
     out, grad, *scales = outcome(ours, x, toward)
     parts = [
-        [*outcome(one, a, b), one.seen_mean, one.seen_var]
+        [*outcome(one, a, b), one.batch_mean, one.batch_var]
         for a, b in zip(x.chunk(4), toward.chunk(4), strict=True)
     ]
     close(out, torch.cat([p[0] for p in parts]))
     close(grad, torch.cat([p[1] for p in parts]))
     close(scales, [sum(p[2] for p in parts), sum(p[3] for p in parts)])
-    close(ours.seen_mean, torch.cat([p[4] for p in parts]))
-    close(ours.seen_var, torch.cat([p[5] for p in parts]))
+    close(ours.batch_mean, torch.cat([p[4] for p in parts]))
+    close(ours.batch_var, torch.cat([p[5] for p in parts]))
 
 
 @pytest.mark.parametrize("rows", [None, 0, 2, 4])
@@ -121,11 +121,11 @@ def test_the_gpu_path_equals_the_loop(
     if channels_last and len(shape) == 4:
         x = x.contiguous(memory_format=torch.channels_last)
     loop = outcome(layer, x, toward)
-    seen = layer.seen_mean, layer.seen_var
+    moments = layer.batch_mean, layer.batch_var
     layer.forward = layer._all_at_once  # type: ignore[method-assign]
     close(outcome(layer, x, toward), loop)
-    close((layer.seen_mean, layer.seen_var), seen)
-    assert not layer.seen_mean.requires_grad
+    close((layer.batch_mean, layer.batch_var), moments)
+    assert not layer.batch_mean.requires_grad
 
 
 def test_half_precision_keeps_wide_moments() -> None:
@@ -134,18 +134,18 @@ def test_half_precision_keeps_wide_moments() -> None:
     x = (normal(8, C, 4, 4) + 100).to(torch.bfloat16)
     out = layer._all_at_once(x)
     assert out.dtype == torch.bfloat16
-    assert layer.seen_mean.dtype == layer.seen_var.dtype == torch.float32
-    close(layer.seen_mean.double(), x.double().view(2, 4, C, 16).mean((1, 3)), 1e-4)
+    assert layer.batch_mean.dtype == layer.batch_var.dtype == torch.float32
+    close(layer.batch_mean.double(), x.double().view(2, 4, C, 16).mean((1, 3)), 1e-4)
     loop = layer(x)  # on the CPU, group after group
     assert loop.dtype == torch.bfloat16
-    assert layer.seen_mean.dtype == layer.seen_var.dtype == torch.float32
+    assert layer.batch_mean.dtype == layer.batch_var.dtype == torch.float32
     close(loop.float(), out.float(), 2e-2)
 
 
 def test_a_batch_of_one_value_a_channel_is_refused() -> None:
     layer = ClientNorm(C, eps=1e-5, momentum=0.1, affine=True)
     layer.groups = 4
-    with pytest.raises(InputError, match=r"two values a channel.*\(1, 3\); raise batch_size"):
+    with pytest.raises(InputError, match=r"two values per channel.*\(1, 3\); raise batch_size"):
         layer(torch.zeros(4, C))
     layer(torch.zeros(4, C, 2))
 
@@ -158,7 +158,7 @@ shares = st.floats(0.0, 1.0)
 def test_pooled_moments_are_those_of_all_samples(seed: int, sizes: list[int]) -> None:
     parts = [normal(n, C, seed=seed + i) * (i + 1) + 5 * i for i, n in enumerate(sizes)]
     counts = torch.tensor(sizes, dtype=torch.float64)
-    mean, variance = pooled(
+    mean, variance = pool_moments(
         torch.stack([p.mean(0) for p in parts]),
         torch.stack([p.var(0, correction=0) for p in parts]),
         counts / counts.sum(),
@@ -173,7 +173,7 @@ def test_pooled_moments_are_those_of_all_samples(seed: int, sizes: list[int]) ->
 def test_mixed_moments_are_those_of_both_samples(seed: int, a: int, b: int) -> None:
     one, two = normal(a, C, seed=seed), 3 * normal(b, C, seed=seed + 1) - 4
     moments = [(p.mean(0), p.var(0, correction=0)) for p in (one, two)]
-    mean, variance = mixed(*moments[0], *moments[1], b / (a + b))
+    mean, variance = mix_moments(*moments[0], *moments[1], b / (a + b))
     whole = torch.cat([one, two])
     close(mean, whole.mean(0))
     close(variance, whole.var(0, correction=0), 1e-10)
@@ -188,13 +188,13 @@ def test_mixing_and_pooling_commute(seed: int, clients: int, momentum: float) ->
     new_variance = normal(clients, C, seed=seed + 3).square()
     share = normal(clients, seed=seed + 4).square() + 0.01
     share = share / share.sum()
-    at_clients = pooled(*mixed(mean, variance, new_mean, new_variance, momentum), share)
-    at_server = mixed(mean, variance, *pooled(new_mean, new_variance, share), momentum)
+    at_clients = pool_moments(*mix_moments(mean, variance, new_mean, new_variance, momentum), share)
+    at_server = mix_moments(mean, variance, *pool_moments(new_mean, new_variance, share), momentum)
     close(at_clients, at_server, 1e-10)
 
 
 class Nested(nn.Module):
-    """A layer of every kind, none with a name that tells."""
+    """A layer of every kind, none recognisable by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,9 +210,9 @@ class Nested(nn.Module):
 
 def test_layers_are_found_by_type() -> None:
     assert set(norm_layers(convert(Nested(), "averaged"))) == {"a", "b.x.0", "c.0", "d"}
-    found = norm_layers(convert(ResNet18(width=4), "local"))
-    assert len(found) == 1 + 8 * 2 + 3
-    assert {f"blocks.{i}.shortcut.1" for i in (2, 4, 6)} <= set(found)
+    layers = norm_layers(convert(ResNet18(width=4), "local"))
+    assert len(layers) == 1 + 8 * 2 + 3
+    assert {f"blocks.{i}.shortcut.1" for i in (2, 4, 6)} <= set(layers)
     assert set(norm_layers(convert(nn.BatchNorm2d(C), "averaged"))) == {""}
     assert norm_layers(nn.Linear(2, 2)) == {}
 

@@ -33,22 +33,22 @@ def rows(n: int, seed: int, d: int = 5) -> npt.NDArray[np.float64]:
 
 
 def test_copies_are_found() -> None:
-    samples, (found,) = fit_audited(Copier(), rows(800, 0), 600, seed=0)
-    assert found.auc == 1.0
-    assert found.low > 0.98
-    assert found.tpr == 1.0
-    assert found.leaks
-    assert "members stand out, do not send" in found.status
+    samples, (result,) = fit_audited(Copier(), rows(800, 0), 600, seed=0)
+    assert result.auc == 1.0
+    assert result.low > 0.98
+    assert result.tpr == 1.0
+    assert result.leaks
+    assert "members stand out: do not send" in result.status
     assert len(samples) == 600
 
 
 def test_copies_with_a_little_noise_are_found() -> None:
     members, others = rows(500, 0), rows(500, 1)
-    found = audit_samples(members + 0.1 * rows(500, 2), members, others)
-    assert found.auc > 0.95
+    result = audit_samples(members + 0.1 * rows(500, 2), members, others)
+    assert result.auc > 0.95
 
 
-def test_samples_of_the_true_law_are_left_alone() -> None:
+def test_samples_of_the_true_distribution_are_left_alone() -> None:
     audits = [
         audit_samples(rows(400, s), rows(300, 100 + s), rows(300, 200 + s)) for s in range(40)
     ]
@@ -60,10 +60,10 @@ def test_samples_of_the_true_law_are_left_alone() -> None:
 def test_interval_covers_the_true_chance() -> None:
     """Normal scores a unit apart: the chance is Φ(1/√2) = .7602."""
     rng = np.random.default_rng(0)
-    found = [
+    result = [
         score_audit("distance", rng.normal(size=80) + 1, rng.normal(size=120)) for _ in range(300)
     ]
-    assert np.mean([a.low <= 0.7602 <= a.high for a in found]) == pytest.approx(0.95, abs=0.035)
+    assert np.mean([a.low <= 0.7602 <= a.high for a in result]) == pytest.approx(0.95, abs=0.035)
 
 
 def test_an_overfitted_mixture_is_found_by_likelihood() -> None:
@@ -84,11 +84,11 @@ def test_the_default_mixture_passes() -> None:
 
 
 def test_units_do_not_matter() -> None:
-    made, members, others = rows(200, 0), rows(150, 1), rows(150, 2)
+    new, members, others = rows(200, 0), rows(150, 1), rows(150, 2)
     unit = np.array([1e-6, 1.0, 1e3, 7.0, 1.0])
     a, b = (
-        audit_samples(made, members, others),
-        audit_samples(*(p * unit for p in (made, members, others))),
+        audit_samples(new, members, others),
+        audit_samples(*(p * unit for p in (new, members, others))),
     )
     assert a.auc == pytest.approx(b.auc, abs=1e-3)
 
@@ -99,10 +99,10 @@ def test_units_do_not_matter() -> None:
 )
 @settings(max_examples=80, deadline=None)
 def test_auc_as_scikit_learn_and_mirrored(a: list[int], b: list[int]) -> None:
-    found = score_audit("distance", a, b)
-    assert found.auc == pytest.approx(roc_auc_score([1] * len(a) + [0] * len(b), a + b))
-    assert score_audit("distance", b, a).auc == pytest.approx(1 - found.auc)
-    assert 0 <= found.low <= found.auc <= found.high <= 1
+    result = score_audit("distance", a, b)
+    assert result.auc == pytest.approx(roc_auc_score([1] * len(a) + [0] * len(b), a + b))
+    assert score_audit("distance", b, a).auc == pytest.approx(1 - result.auc)
+    assert 0 <= result.low <= result.auc <= result.high <= 1
 
 
 def test_found_at_one_in_a_hundred() -> None:
@@ -116,30 +116,30 @@ def test_found_at_one_in_a_hundred() -> None:
 def test_a_few_rows_given_away_are_a_leak() -> None:
     rng = np.random.default_rng(0)
     members = np.concatenate([rng.normal(size=940), np.full(60, 9.0)])
-    found = score_audit("distance", members, rng.normal(size=1000))
-    assert found.auc < 0.56
-    assert found.tpr > 0.05
-    assert found.leaks
+    result = score_audit("distance", members, rng.normal(size=1000))
+    assert result.auc < 0.56
+    assert result.tpr > 0.05
+    assert result.leaks
     lucky = score_audit("distance", [5.0, *rng.normal(size=9)], rng.normal(size=10))
     assert lucky.tpr >= 0.05
     assert not lucky.leaks  # one of ten is no evidence
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(InputError, match="at least 2 members"):
+    with pytest.raises(InputError, match="≥ 2 members and ≥ 2 non-members"):
         score_audit("distance", [1.0], [1.0, 2.0])
-    with pytest.raises(InputError, match="at least 2 members"):
+    with pytest.raises(InputError, match="≥ 2 members and ≥ 2 non-members"):
         score_audit("distance", [np.nan, 1.0], [1.0, 2.0])
-    with pytest.raises(InputError, match="held out"):
+    with pytest.raises(InputError, match="≥ 2 held-out rows"):
         fit_audited(Copier(), rows(4, 0), 2, seed=0)
-    with pytest.raises(InputError, match="held out"):
+    with pytest.raises(InputError, match="≥ 2 held-out rows"):
         fit_audited(Copier(), rows(40, 0), 2, seed=0, held_out=1.0)
 
 
 def test_it_speaks() -> None:
-    found = Audit(attack="distance", auc=0.5, low=0.45, high=0.55, tpr=0.01, members=10, others=10)
-    assert repr(found) == f"Audit({found.status})"
-    assert "do not stand out" in found.status
-    assert "stand out a little" in replace(found, auc=0.53, low=0.51).status
-    assert "do not send" in replace(found, auc=0.56, low=0.51).status
+    result = Audit(attack="distance", auc=0.5, low=0.45, high=0.55, tpr=0.01, members=10, others=10)
+    assert repr(result) == f"Audit({result.status})"
+    assert "do not stand out" in result.status
+    assert "stand out a little" in replace(result, auc=0.53, low=0.51).status
+    assert "do not send" in replace(result, auc=0.56, low=0.51).status
     assert audit(Copier(), rows(50, 0), rows(30, 1), rows(30, 2))[0].members == 30

@@ -18,7 +18,7 @@ from scipy.stats import chisquare
 
 from fedshift.errors import InputError
 from fedshift.privacy.accountant import Accountant
-from fedshift.privacy.counts import Released, Releases, _coin, _hidden, geometric, release_counts
+from fedshift.privacy.counts import Released, Releases, _coin, _hide, geometric, release_counts
 from fedshift.privacy.policy import Privacy, Refused
 
 OPEN = Privacy(min_rows=1, min_count=0)
@@ -29,15 +29,15 @@ def test_without_thresholds_and_noise_the_table_is_as_it_is() -> None:
     out = release_counts([[3, 0], [1, 6]], policy=OPEN)
     assert out.counts.tolist() == [[3, 0], [1, 6]]
     assert not out.suppressed.any()
-    assert out.law.tolist() == [[0.3, 0.0], [0.1, 0.6]]
+    assert out.shares.tolist() == [[0.3, 0.0], [0.1, 0.6]]
     assert math.isinf(out.epsilon)
 
 
-def test_small_cells_are_hidden_and_the_law_is_of_what_is_shown() -> None:
+def test_small_cells_are_hidden_and_the_distribution_is_of_what_is_shown() -> None:
     out = release_counts([50, 4, 4, 30], policy=Privacy())
     assert out.counts.tolist() == [50, 0, 0, 30]
     assert out.suppressed.tolist() == [False, True, True, False]
-    assert out.law.tolist() == [0.625, 0.0, 0.0, 0.375]
+    assert out.shares.tolist() == [0.625, 0.0, 0.0, 0.375]
     assert repr(out) == "Released(80 rows in 2 of 4 cells; no noise)"
 
 
@@ -53,12 +53,12 @@ def test_a_single_hidden_cell_would_be_seen_by_subtraction() -> None:
 def test_the_same_rows_hide_the_same_cells() -> None:
     """Two draws of one table would show what each of them hides."""
 
-    def shown(table: list[int], secret: bytes) -> list[int]:
+    def visible(table: list[int], secret: bytes) -> list[int]:
         return release_counts(table, policy=Privacy(), secret=secret).counts.tolist()  # type: ignore[no-any-return]
 
     table = [40, 2, 40, 40, 40]
-    assert all(shown(table, b"ours") == shown(table, b"ours") for _ in range(20))
-    assert len({tuple(shown(table, bytes([i]))) for i in range(40)}) == 4
+    assert all(visible(table, b"ours") == visible(table, b"ours") for _ in range(20))
+    assert len({tuple(visible(table, bytes([i]))) for i in range(40)}) == 4
 
 
 @given(tables)
@@ -75,7 +75,7 @@ def test_what_is_shown_is_true_and_large(table: list[int]) -> None:
 
 def every_way(table: tuple[int, ...], least: int) -> set[tuple[bool, ...]]:
     """All sets of cells that can be hidden, whatever is drawn."""
-    found, scripts = set(), [()]
+    result, scripts = set(), [()]
     while scripts:
         script = scripts.pop()
         left = iter(script)
@@ -88,8 +88,8 @@ def every_way(table: tuple[int, ...], least: int) -> set[tuple[bool, ...]]:
             return int(drawn)
 
         with suppress(StopAsyncIteration):
-            found.add(tuple(_hidden(np.array(table), least, below).tolist()))
-    return found
+            result.add(tuple(_hide(np.array(table), least, below).tolist()))
+    return result
 
 
 @pytest.mark.parametrize(
@@ -101,21 +101,21 @@ def test_no_hidden_cell_can_be_worked_out(least: int, cells: int, most: int) -> 
     for table in itertools.product(range(most + 1), repeat=cells):
         if 0 < sum(table) <= most:
             for hidden in every_way(table, least):
-                shown = tuple(-1 if h else t for t, h in zip(table, hidden, strict=True))
-                fits[sum(table), shown].append(table)
-    hiding = {answer: found for answer, found in fits.items() if -1 in answer[1]}
+                visible = tuple(-1 if h else t for t, h in zip(table, hidden, strict=True))
+                fits[sum(table), visible].append(table)
+    hiding = {answer: result for answer, result in fits.items() if -1 in answer[1]}
     assert len(hiding) > 20
-    for (_, shown), found in hiding.items():
-        for i in (i for i, value in enumerate(shown) if value < 0):
-            values = {t[i] for t in found}
-            if max(shown) < 0:  # refused: the number of rows is all that is told
+    for (_, visible), result in hiding.items():
+        for i in (i for i, value in enumerate(visible) if value < 0):
+            values = {t[i] for t in result}
+            if max(visible) < 0:  # refused: only the number of rows is revealed
                 assert len(values) > 1
             else:
                 assert values >= set(range(least))
 
 
 def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(Refused, match="fewer rows than the 20"):
+    with pytest.raises(Refused, match="at least 20 rows"):
         release_counts([10, 9], policy=Privacy())
     assert release_counts([10, 10], policy=Privacy()).total == 20
 
@@ -148,7 +148,7 @@ def test_coin_by_enumeration() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [Fraction(1, 3), Fraction(1), Fraction(5, 2)])
-def test_geometric_law(epsilon: Fraction) -> None:
+def test_geometric_distribution(epsilon: Fraction) -> None:
     rng, n = np.random.default_rng(0), 6000
     z = np.array([geometric(epsilon, lambda m: int(rng.integers(m))) for _ in range(n)])
     edge = int(4 / epsilon) + 1
@@ -156,12 +156,12 @@ def test_geometric_law(epsilon: Fraction) -> None:
     values = np.arange(-edge, edge + 1)
     p = np.exp(-e * abs(values)) * math.tanh(e / 2)
     p[[0, -1]] += p[-1] * math.exp(-e) / (1 - math.exp(-e))
-    seen = np.bincount(z.clip(-edge, edge) + edge, minlength=len(values))
+    calls = np.bincount(z.clip(-edge, edge) + edge, minlength=len(values))
     keep = p * n >= 5
-    seen, p = np.append(seen[keep], seen[~keep].sum()), np.append(p[keep], p[~keep].sum())
+    calls, p = np.append(calls[keep], calls[~keep].sum()), np.append(p[keep], p[~keep].sum())
     if p[-1] * n < 1e-9:
-        seen, p = seen[:-1], p[:-1]
-    assert chisquare(seen, n * p / p.sum()).pvalue > 1e-3
+        calls, p = calls[:-1], p[:-1]
+    assert chisquare(calls, n * p / p.sum()).pvalue > 1e-3
 
 
 def test_noise_keeps_the_counts_whole_and_the_threshold_afterwards() -> None:
@@ -193,15 +193,15 @@ def test_noise_has_the_promised_epsilon() -> None:
 
 
 def test_epsilon_is_rounded_down_never_up() -> None:
-    asked = 0.1234567891
-    out = release_counts([100], policy=Privacy(epsilon_counts=asked), rng=0)
+    request = 0.1234567891
+    out = release_counts([100], policy=Privacy(epsilon_counts=request), rng=0)
     assert out.epsilon == 0.123456
     with pytest.raises(InputError, match="at least"):
         release_counts([100], policy=Privacy(epsilon_counts=1e-9))
     books = Releases()
     with pytest.raises(InputError, match="at least"):
         books.answer("labels", "test", [100], policy=Privacy(epsilon_counts=1e-9))
-    assert not books.given
+    assert not books.tables
 
 
 def test_a_seed_repeats_and_no_seed_does_not() -> None:
@@ -225,10 +225,10 @@ def test_the_same_question_gets_the_same_answer() -> None:
     assert paid == [0.5]
 
 
-def test_a_second_table_of_a_law_needs_noise() -> None:
+def test_a_second_table_of_a_distribution_needs_noise() -> None:
     books = Releases()
     books.answer("cells-1", "test", [60, 60], policy=Privacy())
-    with pytest.raises(Refused, match=r"released before, for cells-1.*subtracted"):
+    with pytest.raises(Refused, match=r"cells-1 of the test rows were released before.*difference"):
         books.answer("cells-2", "test", [61, 59], policy=Privacy())
     with pytest.raises(Refused):  # the first had none, so noise comes too late
         books.answer("cells-2", "test", [61, 59], policy=Privacy(epsilon_counts=1.0))

@@ -1,4 +1,4 @@
-"""Private gradients: a slow twin, the sensitivity, the noise."""
+"""Private gradients: a slow reference, the sensitivity, the noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.errors import InputError
-from fedshift.federation.layout import Layout
+from fedshift.federation.layout import ParameterLayout
 from fedshift.learn.models import build
 from fedshift.learn.norm import ClientNorm
 from fedshift.privacy.gradients import _normal, private_gradient, row_loss
@@ -60,7 +60,7 @@ def slow(model: nn.Module, x: Tensor, y: Tensor, w: Tensor, rows: list[int], cli
 @pytest.mark.parametrize("chunk", [2, 64])
 def test_slow_twin(clip: float, rows: list[int], chunk: int) -> None:
     model, (x, y, w) = network(), batch(7)
-    found = private_gradient(
+    result = private_gradient(
         row_loss(model, losses),
         dict(model.named_parameters()),
         x,
@@ -72,7 +72,7 @@ def test_slow_twin(clip: float, rows: list[int], chunk: int) -> None:
         chunk=chunk,
     )
     expect = slow(model, x, y, w, rows, clip) / 7
-    assert torch.allclose(vector(found), expect, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(vector(result), expect, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["lenet", "mlp", "linear"])
@@ -81,7 +81,7 @@ def test_own_models(name: str) -> None:
     model = build(name, (1, 12, 12), 4, seed=0).double()
     x = torch.randn(6, 1, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     _, y, w = batch(6)
-    found = private_gradient(
+    result = private_gradient(
         row_loss(model, losses),
         dict(model.named_parameters()),
         x,
@@ -92,30 +92,30 @@ def test_own_models(name: str) -> None:
         noise=0.0,
     )
     expect = slow(model, x, y, w, [0, 1, 2, 2, 4, 5], 0.3) / 6
-    assert torch.allclose(vector(found), expect, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(vector(result), expect, rtol=1e-9, atol=1e-12)
 
 
 def test_long_clip_and_no_noise_is_the_plain_gradient() -> None:
     model, (x, y, w) = network(), batch(16)
     params = dict(model.named_parameters())
-    found = private_gradient(
+    result = private_gradient(
         row_loss(model, losses), params, x, y, w, rows=torch.arange(16), clip=1e9, noise=0.0
     )
     loss = (w * losses(model(x), y)).sum() / 16
     expect = torch.autograd.grad(loss, list(params.values()))
     for name, g in zip(params, expect, strict=True):
-        assert torch.allclose(found[name], g, rtol=1e-9, atol=1e-12)
-        assert not found[name].requires_grad
+        assert torch.allclose(result[name], g, rtol=1e-9, atol=1e-12)
+        assert not result[name].requires_grad
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_views_of_a_flat_vector(channels_last: bool) -> None:
     model, (x, y, w) = network(), batch(5)
     named = {n: p.detach() for n, p in model.named_parameters()}
-    layout = Layout(named, channels_last=channels_last)
+    layout = ParameterLayout(named, channels_last=channels_last)
     flat = layout.flatten(named).float()
     ask = {"rows": torch.arange(5), "clip": 0.5, "noise": 0.0}
-    found = private_gradient(
+    result = private_gradient(
         row_loss(model.float(), losses),
         layout.views(flat),
         x.float(),
@@ -123,7 +123,7 @@ def test_views_of_a_flat_vector(channels_last: bool) -> None:
         w.float(),
         **ask,  # type: ignore[arg-type]
     )
-    sent = layout.flatten(found)
+    sent = layout.flatten(result)
     assert sent.dtype == torch.float32
     again = private_gradient(
         row_loss(model.double(), losses),
@@ -145,7 +145,7 @@ def test_no_row_moves_the_sum_by_more_than_the_clip(factor: float) -> None:
     w = torch.cat([w[:7], w[7:] * factor])
 
     def total(keep: slice) -> Tensor:
-        found = private_gradient(
+        result = private_gradient(
             functional,
             params,
             x[keep],
@@ -156,7 +156,7 @@ def test_no_row_moves_the_sum_by_more_than_the_clip(factor: float) -> None:
             noise=0.0,
             batch_size=1,
         )
-        return vector(found)
+        return vector(result)
 
     move = float((total(slice(9)) - total(slice(7))).norm())
     assert move <= 0.1 * (1 + 1e-9)
@@ -204,16 +204,16 @@ def test_noise_of_the_operating_system_is_normal(monkeypatch: pytest.MonkeyPatch
 
 
 def test_noise_has_no_seed_to_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers of bits asked of the operating system: 64 a number, not one seed for all."""
-    asked: list[int] = []
+    """Bits from the operating system: 64 per number, not one seed for all."""
+    request: list[int] = []
 
     def entropy(n: int) -> bytes:
-        asked.append(n)
+        request.append(n)
         return bytes(range(256)) * (n // 256 + 1)
 
     monkeypatch.setattr("os.urandom", lambda n: entropy(n)[:n])
     _normal(1000, None)
-    assert sum(asked) >= 8 * 1000
+    assert sum(request) >= 8 * 1000
 
 
 def test_without_a_generator_noise_is_never_the_same_and_nothing_global_moves() -> None:
@@ -259,5 +259,5 @@ def test_bad_input_is_named() -> None:
             private_gradient(
                 functional, params, x, y, w, rows=torch.arange(3), clip=clip, noise=noise
             )
-    with pytest.raises(InputError, match="one entry a row"):
+    with pytest.raises(InputError, match="one entry per row"):
         private_gradient(functional, params, x, y, w, rows=torch.arange(2), clip=1.0, noise=1.0)

@@ -38,7 +38,7 @@ def separated(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("d", [2, 10, 50])
 def test_score_bound_holds_in_any_dimension(d: int) -> None:
-    source, target = narrowed(2000, d)
+    source, target = narrowed(1000, d)
     bound = ScoreBound().fit(source=source, target=target).bound_
     assert 4 / 1.5 <= bound <= 4 * 1.5
 
@@ -69,12 +69,12 @@ def test_kmeans_by_hand() -> None:
 
 
 @pytest.mark.parametrize("bound", ALL, ids=repr)
-def test_sum_over_laws(bound: Bound) -> None:
+def test_sum_over_distributions(bound: Bound) -> None:
     source, target = separated(400)
     one = clone(bound).fit(source=source, target=target)
     two = clone(bound).fit(source=source, target={"a": target, "b": target})
-    assert two.n_laws_ == 2
-    # the pool of a law with itself is that law
+    assert two.n_targets_ == 2
+    # the pool of a distribution with itself is that distribution
     assert two.bound_ == pytest.approx(2 * one.bound_)
 
 
@@ -90,8 +90,8 @@ def test_duplicates_and_order_change_nothing(bound: Bound) -> None:
 def test_estimate_is_fit_without_memory(bound: Bound) -> None:
     source, target = narrowed(300, 2)
     fresh = clone(bound)
-    s, t, n_laws, _ = read_pair(source, target)
-    value = fresh.estimate(s, t, n_laws)
+    s, t, n_targets, _ = read_pair(source, target)
+    value = fresh.estimate(s, t, n_targets)
     assert not hasattr(fresh, "bound_")
     assert value == fresh.fit(source=source, target=target).bound_
 
@@ -134,7 +134,7 @@ def test_any_classifier(classifier: Any) -> None:
     assert not hasattr(classifier, "classes_")  # the caller's object stays unfitted
 
 
-def test_unequal_laws_and_sizes() -> None:
+def test_unequal_distributions_and_sizes() -> None:
     source, target = separated(600)
     bound = ScoreBound().fit(source=source, target={"a": target[:100], "b": target[:433]}).bound_
     assert bound == pytest.approx(8.0, rel=0.3)
@@ -163,15 +163,15 @@ def test_grid_names_what_to_use_instead() -> None:
 @pytest.mark.parametrize(
     ("bound", "text"),
     [
-        (KMeansBound(0), "n_bins must be an integer of at least 1; got 0"),
+        (KMeansBound(0), "n_bins must be a whole number of at least 1; got 0"),
         (KMeansBound(5, init="best"), "init must be"),
         (KMeansBound(5, smoothing=-1.0), "smoothing must be at least 0; got -1.0"),
         (KMeansBound(5, min_count=0), "min_count must be at least 1"),
         (GridBound(cap=-1.0), "cap must be positive"),
         (ScoreBound(confidence=1.0), "confidence must be between 0 and 1; got 1.0"),
-        (ScoreBound(n_folds=1), "n_folds must be an integer of at least 2"),
+        (ScoreBound(n_folds=1), "n_folds must be a whole number of at least 2"),
         (ScoreBound(max_rows=5), "max_rows must be"),
-        (KMeansBound(5, cap=0.5), "cap must be at least the number of target laws"),
+        (KMeansBound(5, cap=0.5), "cap must be at least the number of target distributions"),
         (KMeansBound(1000), "n_bins must be at most the number of distinct rows, 200"),
     ],
 )

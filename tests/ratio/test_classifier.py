@@ -26,13 +26,15 @@ def test_unequal_sizes_are_corrected() -> None:
     np.testing.assert_allclose(r.log_ratio(x), x[:, 0] - 0.5, atol=0.25)
 
 
-def test_laws_of_different_size_need_weights() -> None:
+def test_distributions_of_different_size_need_weights() -> None:
     source, target = draws(60, 60)
-    laws = {"a": target, "b": target[:30] + 0.1}
+    distributions = {"a": target, "b": target[:30] + 0.1}
     pipeline = make_pipeline(StandardScaler(), make_pipeline(LogisticRegression()))
-    assert np.isfinite(Classifier(pipeline).fit(source=source, target=laws).log_ratio(source)).all()
+    assert np.isfinite(
+        Classifier(pipeline).fit(source=source, target=distributions).log_ratio(source)
+    ).all()
     with pytest.raises(InputError, match="KNeighborsClassifier takes no sample_weight"):
-        Classifier(KNeighborsClassifier()).fit(source=source, target=laws)
+        Classifier(KNeighborsClassifier()).fit(source=source, target=distributions)
     Classifier(KNeighborsClassifier()).fit(source=source, target=target)
 
 

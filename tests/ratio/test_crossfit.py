@@ -1,4 +1,4 @@
-"""Cross-fitting: rows are judged by models that have not seen them."""
+"""Cross-fitting: each row gets its ratio from models fitted without it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def test_memorising_model_is_useless_in_sample_and_useful_out_of_fold() -> None:
 
 
 def test_no_model_judges_its_own_rows() -> None:
-    seen: list[set[float]] = []
+    overlaps: list[set[float]] = []
 
     class Spy(RatioEstimator):
         def _fit(self, source: Sample, target: Sample) -> None:
             self.rows = set(source.flat[:, 0]) | set(target.flat[:, 0])
 
         def _log_ratio(self, x: np.ndarray) -> np.ndarray:
-            seen.append(self.rows & set(x.reshape(len(x), -1)[:, 0]))
+            overlaps.append(self.rows & set(x.reshape(len(x), -1)[:, 0]))
             return np.zeros(len(x))
 
     s, t = (Sample.of(x) for x in draws(40))
     out_of_fold(Spy(), s, t, folds=4, seed=0)
-    assert len(seen) == 8
-    assert not any(seen)
+    assert len(overlaps) == 8
+    assert not any(overlaps)
 
 
 class Wild(RatioEstimator):
@@ -78,7 +78,7 @@ def test_cap_stops_extrapolation() -> None:
     assert capped.source_log_ratio_.max() <= capped.cap_
 
 
-def test_order_of_given_rows_is_kept() -> None:
+def test_ratios_follow_the_order_of_rows() -> None:
     source, target = draws(100)
     r = CrossFit(Logistic(), repeats=1).fit(source=source, target={"a": target, "b": target})
     assert np.corrcoef(r.source_log_ratio_, source.sum(axis=1))[0, 1] > 0.95

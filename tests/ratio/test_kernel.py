@@ -1,4 +1,4 @@
-"""ULSIF, RULSIF, KLIEP and KMM together: against truth and by their laws."""
+"""ULSIF, RULSIF, KLIEP and KMM together: against truth and by their distributions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_no_shift_gives_ratios_near_one(kind: type[RatioEstimator]) -> None:
     assert np.mean((est.ratio(x) - 1.0) ** 2) < 0.05
 
 
-# ------------------------------------------------------------------------------------------- laws
+# -------------------------------------------------------------------------------------------
+# distributions
 
 
 @every
@@ -91,14 +92,14 @@ def test_units_of_columns_change_nothing(kind: type[RatioEstimator]) -> None:
 
 
 @every
-def test_several_laws_add_up(kind: type[RatioEstimator]) -> None:
+def test_several_distributions_add_up(kind: type[RatioEstimator]) -> None:
     source, target = shifted(150, 120, d=2)
     a, b = target[:60], target[60:]
     together = kind().fit(source=source, target=target).log_ratio(source)
-    laws = kind().fit(source=source, target={"a": a, "b": b})
+    distributions = kind().fit(source=source, target={"a": a, "b": b})
     turned = kind().fit(source=source, target={"b": np.concatenate([b, b]), "a": a})
-    np.testing.assert_allclose(laws.log_ratio(source), together + math.log(2.0), atol=1e-6)
-    np.testing.assert_allclose(turned.log_ratio(source), laws.log_ratio(source), atol=1e-6)
+    np.testing.assert_allclose(distributions.log_ratio(source), together + math.log(2.0), atol=1e-6)
+    np.testing.assert_allclose(turned.log_ratio(source), distributions.log_ratio(source), atol=1e-6)
 
 
 @every

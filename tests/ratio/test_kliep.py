@@ -34,7 +34,7 @@ def test_kliep_meets_its_optimality_conditions(width: float) -> None:
     assert score.max() <= 1.0 + 1e-8
     assert beta @ np.abs(score - 1.0) < 1e-6  # equality where β > 0
     slow = np.full(61, 1 / 61)
-    for _ in range(3000):  # the slow twin: plain EM
+    for _ in range(3000):  # the slow reference: plain EM
         slow = slow * (density.T @ (weight / (density @ slow)))
     best, em = (weight @ np.log(density @ b) for b in (beta, slow))
     assert em - 1e-8 <= best <= em + 2e-3

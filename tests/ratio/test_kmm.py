@@ -56,8 +56,8 @@ def test_duality_gap_is_the_linear_programme() -> None:
         lp = linprog(
             weight * gradient, A_ub=np.stack([weight, -weight]), b_ub=[high, -low], bounds=(0, 3)
         )
-        found = duality_gap(beta, gradient, weight, 3.0, low, high)
-        assert found == pytest.approx((weight * gradient) @ beta - lp.fun, abs=1e-9)
+        gap = duality_gap(beta, gradient, weight, 3.0, low, high)
+        assert gap == pytest.approx((weight * gradient) @ beta - lp.fun, abs=1e-9)
 
 
 def test_projection_is_feasible_and_nearest() -> None:

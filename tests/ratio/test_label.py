@@ -1,4 +1,4 @@
-"""Label shift: known truth, laws, and finite samples."""
+"""Label shift: known truth, distributions, and finite samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedshift.core.scaling import MatrixCalibration
 from fedshift.errors import InputError, LowCoverage, NotConverged
-from fedshift.ratio.exact_labels import ExactLabels
+from fedshift.ratio.known_label_shift import label_shift_log_ratio
 from fedshift.ratio.label import BBSE, MLLS, RLLS, LabelShift
 
 ESTIMATED = [BBSE(), BBSE(soft=True), RLLS(), MLLS(), MLLS(calibration=None)]
@@ -20,12 +20,12 @@ Gaussians = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def gaussians(
-    law: list[float], n: int, seed: int, *, apart: float = 2.0
+    distribution: list[float], n: int, seed: int, *, apart: float = 2.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and labels of len(law) Gaussian classes on a circle."""
+    """Rows and labels of len(distribution) Gaussian classes on a circle."""
     rng = np.random.default_rng(seed)
-    y = rng.choice(len(law), n, p=law)
-    angle = 2 * np.pi * y / len(law)
+    y = rng.choice(len(distribution), n, p=distribution)
+    angle = 2 * np.pi * y / len(distribution)
     return apart * np.stack([np.cos(angle), np.sin(angle)], 1) + rng.normal(size=(n, 2)), y
 
 
@@ -47,55 +47,49 @@ class OverConfident(ClassifierMixin, BaseEstimator):
         return p / p.sum(axis=1, keepdims=True)
 
 
-# ------------------------------------------------------------------ exact labels
+# ------------------------------------------------------------------ known label distributions
 
 
-def test_exact_labels() -> None:
-    exact = ExactLabels().fit(source=[10, 30], target=[30, 10])
-    np.testing.assert_allclose(exact.ratio([0, 1, 1]), [3.0, 1 / 3, 1 / 3])
-    np.testing.assert_allclose(exact.label_log_ratio([1]), [-np.log(3)])
-    np.testing.assert_allclose(exact.target_prior_ / exact.source_prior_, [3, 1 / 3])
-    again = ExactLabels().fit(source={0: 0.25, 1: 0.75}, target={0: 0.75, 1: 0.25})
-    np.testing.assert_allclose(again.class_log_ratio_, exact.class_log_ratio_)
+def test_known_labels() -> None:
+    known = label_shift_log_ratio([0, 1, 1], source=[10, 30], target=[30, 10])
+    np.testing.assert_allclose(np.exp(known), [3.0, 1 / 3, 1 / 3])
+    again = label_shift_log_ratio([0, 1, 1], source={1: 0.75, 0: 0.25}, target={0: 0.75, 1: 0.25})
+    np.testing.assert_allclose(again, known)
 
 
-def test_exact_labels_sum_over_laws_each_once() -> None:
-    exact = ExactLabels().fit(source=[1, 1], target={"a": [9, 1], "b": [100, 900]})
-    np.testing.assert_allclose(exact.ratio([0, 1]), [2.0, 2.0])
-    turned = ExactLabels().fit(source=[1, 1], target={"b": [100, 900], "a": [9, 1]})
-    np.testing.assert_allclose(turned.class_log_ratio_, exact.class_log_ratio_)
+def test_known_labels_sum_over_targets_each_once() -> None:
+    a, b = [9, 1], [100, 900]
+    known = label_shift_log_ratio([0, 1], source=[1, 1], target={"a": a, "b": b})
+    np.testing.assert_allclose(np.exp(known), [2.0, 2.0])
+    turned = label_shift_log_ratio([0, 1], source=[1, 1], target={"b": b, "a": a})
+    np.testing.assert_allclose(turned, known)
 
 
 def test_swapping_negates() -> None:
     a, b = {"x": 5, "y": 3, "z": 2}, {"x": 1, "y": 1, "z": 8}
-    forth = ExactLabels().fit(source=a, target=b).class_log_ratio_
-    back = ExactLabels().fit(source=b, target=a).class_log_ratio_
+    forth = label_shift_log_ratio(["x", "y", "z"], source=a, target=b)
+    back = label_shift_log_ratio(["x", "y", "z"], source=b, target=a)
     np.testing.assert_allclose(forth, -back)
 
 
 def test_class_absent_from_the_source_is_named() -> None:
+    known: Any = {"source": {"cat": 1, "dog": 1}, "target": {"cat": 3, "fox": 1}}
     with pytest.warns(LowCoverage, match=r"target has classes 'fox'.*25\.0%"):
-        exact = ExactLabels().fit(source={"cat": 1, "dog": 1}, target={"cat": 3, "fox": 1})
-    np.testing.assert_allclose(exact.ratio(["cat"]), [1.5])
-    assert exact.ratio(["dog"])[0] < 1e-9
-    with pytest.raises(InputError, match="'fox'"):
-        exact.ratio(["cat", "fox"])
-    with pytest.raises(InputError, match="same kind"):
-        exact.ratio([1])
+        cat, dog = np.exp(label_shift_log_ratio(["cat", "dog"], **known))
+    np.testing.assert_allclose(cat, 1.5)
+    assert dog < 1e-9
+    with pytest.warns(LowCoverage), pytest.raises(InputError, match="'fox'"):
+        label_shift_log_ratio(["cat", "fox"], **known)
+    with pytest.warns(LowCoverage), pytest.raises(InputError, match="same kind"):
+        label_shift_log_ratio([1], **known)
 
 
-def test_exact_score_prefers_the_truth() -> None:
-    rng = np.random.default_rng(0)
-    source, target = rng.choice(2, 2000, p=[0.5, 0.5]), rng.choice(2, 2000, p=[0.9, 0.1])
-    right = ExactLabels().fit(source=[5, 5], target=[9, 1])
-    wrong = ExactLabels().fit(source=[5, 5], target=[5, 5])
-    assert right.score(source=source, target=target) > wrong.score(source=source, target=target)
-
-
-@pytest.mark.parametrize("law", [[0, 0], [-1, 2], [np.nan, 1]])
-def test_bad_laws(law: list[float]) -> None:
-    with pytest.raises(InputError, match="source must be 2 finite non-negative"):
-        ExactLabels().fit(source=law, target=[1, 1])
+@pytest.mark.parametrize("distribution", [[0, 0], [-1, 2], [np.nan, 1]])
+def test_bad_distributions(distribution: list[float]) -> None:
+    with pytest.raises(InputError, match="source must be 2 finite numbers ≥ 0"):
+        label_shift_log_ratio([0], source=distribution, target=[1, 1])
+    with pytest.raises(InputError, match="target must be 0 finite"):
+        label_shift_log_ratio([0], source=[1, 1], target={})
 
 
 # ------------------------------------------------------------------ estimated
@@ -157,11 +151,14 @@ def test_duplicates_change_nothing(shift: LabelShift) -> None:
 
 
 @pytest.mark.parametrize("shift", ESTIMATED, ids=repr)
-def test_several_laws_sum(shift: LabelShift) -> None:
+def test_several_distributions_sum(shift: LabelShift) -> None:
     x, y = gaussians(SOURCE, 1000, 0)
-    laws = {"a": gaussians(TARGET, 700, 1)[0], "b": gaussians([1 / 3] * 3, 300, 2)[0]}
-    both = clone(shift).fit(source=x, source_labels=y, target=laws)
-    each = [clone(shift).fit(source=x, source_labels=y, target=law) for law in laws.values()]
+    distributions = {"a": gaussians(TARGET, 700, 1)[0], "b": gaussians([1 / 3] * 3, 300, 2)[0]}
+    both = clone(shift).fit(source=x, source_labels=y, target=distributions)
+    each = [
+        clone(shift).fit(source=x, source_labels=y, target=distribution)
+        for distribution in distributions.values()
+    ]
     expected = np.log(sum(np.exp(e.class_log_ratio_) for e in each))
     np.testing.assert_allclose(both.class_log_ratio_, expected, atol=1e-8)
     np.testing.assert_allclose(both.ratio(x), sum(e.ratio(x) for e in each), rtol=1e-6)
@@ -169,31 +166,31 @@ def test_several_laws_sum(shift: LabelShift) -> None:
 
 
 def test_calibration_beats_no_calibration_and_bbse_for_an_over_confident_classifier() -> None:
-    law = [0.3, 0.1, 0.3, 0.05, 0.25]
+    distribution = [0.3, 0.1, 0.3, 0.05, 0.25]
     away = {"mlls": 0.0, "plain": 0.0, "bbse": 0.0}
     for seed in range(8):
         x, y = gaussians([0.2] * 5, 800, 2 * seed, apart=1.5)
-        new, _ = gaussians(law, 800, 2 * seed + 1, apart=1.5)
+        new, _ = gaussians(distribution, 800, 2 * seed + 1, apart=1.5)
         for name, shift in (
             ("mlls", MLLS(OverConfident())),
             ("plain", MLLS(OverConfident(), calibration=None)),
             ("bbse", BBSE(OverConfident())),
         ):
             fitted = shift.fit(source=x, source_labels=y, target=new)
-            away[name] += float(np.square(fitted.target_prior_ - law).sum())
+            away[name] += float(np.square(fitted.target_prior_ - distribution).sum())
     assert away["mlls"] < 0.75 * away["plain"]
     assert away["mlls"] < 0.75 * away["bbse"]
 
 
 def test_rlls_is_steadier_than_bbse_where_rows_are_few() -> None:
-    law = [0.3, 0.1, 0.3, 0.05, 0.25]
+    distribution = [0.3, 0.1, 0.3, 0.05, 0.25]
     away = np.zeros(2)
     for seed in range(8):
         x, y = gaussians([0.2] * 5, 300, 2 * seed, apart=1.0)
-        new, _ = gaussians(law, 60, 2 * seed + 1, apart=1.0)
+        new, _ = gaussians(distribution, 60, 2 * seed + 1, apart=1.0)
         for i, shift in enumerate((RLLS(), BBSE())):
             fitted = shift.fit(source=x, source_labels=y, target=new)
-            away[i] += float(np.square(fitted.target_prior_ - law).sum())
+            away[i] += float(np.square(fitted.target_prior_ - distribution).sum())
     assert away[0] < away[1]
 
 
@@ -201,12 +198,12 @@ def digits_shift(seed: int) -> tuple[Any, ...]:
     x, y = load_digits(return_X_y=True)
     x = x[:, x.std(axis=0) > 0.3]  # without the blank border
     rng = np.random.default_rng(seed)
-    law = np.repeat([0.2, 1.0], 5)
+    distribution = np.repeat([0.2, 1.0], 5)
     half = rng.permutation(len(y))
     parts = []
-    for rows, keep in ((half[:900], law), (half[900:], law[::-1])):
-        kept = rows[rng.random(len(rows)) < keep[y[rows]]]
-        parts += [x[kept], y[kept]]
+    for rows, keep in ((half[:900], distribution), (half[900:], distribution[::-1])):
+        rest = rows[rng.random(len(rows)) < keep[y[rows]]]
+        parts += [x[rest], y[rest]]
     return tuple(parts)
 
 
@@ -217,10 +214,10 @@ def test_digits(shift: LabelShift, most: float) -> None:
     x, y, new, truth = digits_shift(0)
     fitted = clone(shift).fit(source=x, source_labels=y, target=new)
     assert np.abs(fitted.target_prior_ - np.bincount(truth) / len(truth)).sum() < most
-    exact = ExactLabels().fit(source=np.bincount(y), target=np.bincount(truth))
+    exact = label_shift_log_ratio(y, source=np.bincount(y), target=np.bincount(truth))
     np.testing.assert_allclose(fitted.ratio(x).mean(), 1.0, atol=0.25)
     if isinstance(shift, MLLS):  # BBSE may cut a rare class to zero
-        np.testing.assert_allclose(fitted.label_log_ratio(y), exact.label_log_ratio(y), atol=1.0)
+        np.testing.assert_allclose(fitted.label_log_ratio(y), exact, atol=1.0)
     assert fitted.score(source=x, target=new) > -2 * np.log(2)  # better than a constant
 
 
@@ -238,15 +235,15 @@ def test_images_in() -> None:
 @pytest.mark.parametrize("estimator", [BBSE, MLLS, RLLS])
 def test_a_matrix_calibrates_as_well(estimator: type[MLLS]) -> None:
     (x, y), (use, truth) = gaussians(SOURCE, 3000, 0), gaussians(TARGET, 3000, 1)
-    found = estimator(calibration="matrix").fit(source=x, source_labels=y, target=use)
-    assert isinstance(found.calibration_, MatrixCalibration)
+    shift = estimator(calibration="matrix").fit(source=x, source_labels=y, target=use)
+    assert isinstance(shift.calibration_, MatrixCalibration)
     share = np.bincount(truth) / len(truth)
-    np.testing.assert_allclose(found.target_prior_, share, atol=0.05)
+    np.testing.assert_allclose(shift.target_prior_, share, atol=0.05)
 
 
 def test_bad_input_is_named() -> None:
     x, y = gaussians(SOURCE, 100, 0)
-    with pytest.raises(InputError, match="one label a source row, 100; got 99"):
+    with pytest.raises(InputError, match="one label per source row, 100; got 99"):
         MLLS().fit(source=x, source_labels=y[:-1], target=x)
     with pytest.raises(InputError, match="got none of 3, 4"):
         MLLS(classes=[0, 1, 2, 3, 4]).fit(source=x, source_labels=y, target=x)

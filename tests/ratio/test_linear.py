@@ -1,4 +1,4 @@
-"""Logistic and Gaussian ratios: closed truths, slow twins, scale."""
+"""Logistic and Gaussian ratios: closed truths, slow references, scale."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_blocks_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     s, t = rng.normal(size=(3000, 2)), rng.normal(0.5, 1, (3000, 2))
     whole = Logistic(ridge=0.01).fit(source=s, target=t).log_ratio(s)
-    monkeypatch.setattr(module, "CACHE", 4000)  # forces features made anew, block by block
+    monkeypatch.setattr(module, "CACHE", 4000)  # forces features computed anew, block by block
     np.testing.assert_allclose(
         Logistic(ridge=0.01).fit(source=s, target=t).log_ratio(s), whole, atol=1e-7
     )

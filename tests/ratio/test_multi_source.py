@@ -13,7 +13,7 @@ MEANS = {"a": (0.0, 1.0), "b": (0.5, -1.0)}
 
 
 @pytest.fixture(scope="module")
-def laws() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def distributions() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     train = {k: rng.normal(m, 1, (1500, 1)) for k, (m, _) in MEANS.items()}
     test = {k: rng.normal(m, 1, (1500, 1)) for k, (_, m) in MEANS.items()}
@@ -21,8 +21,8 @@ def laws() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 @pytest.fixture(scope="module")
-def fitted(laws) -> MultiSource:
-    return MultiSource(seed=0).fit(source=laws[0], target=laws[1])
+def fitted(distributions) -> MultiSource:
+    return MultiSource(seed=0).fit(source=distributions[0], target=distributions[1])
 
 
 def log_normal(x: np.ndarray, mean: float) -> np.ndarray:
@@ -49,18 +49,18 @@ def test_sum_is_the_sum(fitted: MultiSource) -> None:
     np.testing.assert_allclose(sum(parts), fitted.ratio(x, source="a"))
 
 
-def test_order_of_laws_is_irrelevant(fitted: MultiSource, laws) -> None:
-    turned = [{k: side[k] for k in ("b", "a")} for side in laws]
+def test_order_of_distributions_is_irrelevant(fitted: MultiSource, distributions) -> None:
+    turned = [{k: side[k] for k in ("b", "a")} for side in distributions]
     other = MultiSource(seed=0).fit(source=turned[0], target=turned[1])
     x = np.linspace(-1, 1, 5)[:, None]
     np.testing.assert_array_equal(other.log_ratio(x, source="b"), fitted.log_ratio(x, source="b"))
 
 
-def test_tensors_and_score(fitted: MultiSource, laws) -> None:
+def test_tensors_and_score(fitted: MultiSource, distributions) -> None:
     out = fitted.log_ratio(torch.zeros(3, 1), source="a")
     assert isinstance(out, torch.Tensor)
-    swapped = fitted.score(source=laws[1], target=laws[0])
-    assert fitted.score(source=laws[0], target=laws[1]) > swapped
+    swapped = fitted.score(source=distributions[1], target=distributions[0])
+    assert fitted.score(source=distributions[0], target=distributions[1]) > swapped
 
 
 def test_cross_fitted_weights_are_calibrated() -> None:
@@ -73,39 +73,39 @@ def test_cross_fitted_weights_are_calibrated() -> None:
 
     (train, group), (test, _) = rows(0.1), rows(0.9)
     r = MultiSource(folds=3, seed=0).fit(source=train, target=test)
-    found = r.source_log_ratio()
+    log_ratio = r.source_log_ratio()
     truth = np.where(group, np.log(9), -np.log(9))
-    assert np.corrcoef(found, truth)[0, 1] > 0.95
-    assert np.abs(found).max() < 4.0
+    assert np.corrcoef(log_ratio, truth)[0, 1] > 0.95
+    assert np.abs(log_ratio).max() < 4.0
     assert r.log_ratio(train).shape == (400,)
 
 
-def test_held_out_log_ratios_are_evidence(laws) -> None:
-    some = [{k: v[:200].copy() for k, v in side.items()} for side in laws]
+def test_held_out_log_ratios_are_evidence(distributions) -> None:
+    some = [{k: v[:200].copy() for k, v in side.items()} for side in distributions]
     some[1]["b"][:100] = some[1]["b"][100:]  # rows that come twice
-    found = MultiSource(folds=3, max_epochs=10).fit(source=some[0], target=some[1])
-    at_source, at_target = found.held_out_log_ratio(source="a", target="b")
+    model = MultiSource(folds=3, max_epochs=10).fit(source=some[0], target=some[1])
+    at_source, at_target = model.held_out_log_ratio(source="a", target="b")
     assert at_source.shape == at_target.shape == (200,)
     np.testing.assert_array_equal(at_target[:100], at_target[100:])
-    for held, rows in ((at_source, some[0]["a"]), (at_target, some[1]["b"])):
-        seen = found.log_ratio(rows, source="a", target="b")
-        assert not np.array_equal(held, seen)  # by one network, not by the mean of all
-        assert np.corrcoef(held, seen)[0, 1] > 0.9
+    for values, rows in ((at_source, some[0]["a"]), (at_target, some[1]["b"])):
+        mean = model.log_ratio(rows, source="a", target="b")
+        assert not np.array_equal(values, mean)  # by one network, not by the mean of all
+        assert np.corrcoef(values, mean)[0, 1] > 0.9
         truth = (log_normal(rows, MEANS["b"][1]) - log_normal(rows, MEANS["a"][0]))[:, 0]
-        assert np.abs(held - truth).mean() < 0.5
-    with pytest.raises(InputError, match=r"a target of \['a', 'b'\]; got folds=3 and None"):
-        found.held_out_log_ratio(source="a")
+        assert np.abs(values - truth).mean() < 0.5
+    with pytest.raises(InputError, match=r"target must be one of \['a', 'b'\]; got None"):
+        model.held_out_log_ratio(source="a")
     with pytest.raises(InputError, match="source must be one of"):
-        found.held_out_log_ratio(target="b")
+        model.held_out_log_ratio(target="b")
 
 
 def test_held_out_log_ratios_of_noise_claim_little() -> None:
     """The calibration is fitted to other rows: where nothing differs, nothing is gained."""
     rng = np.random.default_rng(0)
-    found = MultiSource(folds=3, max_epochs=40, patience=40).fit(
+    model = MultiSource(folds=3, max_epochs=40, patience=40).fit(
         source=rng.normal(size=(150, 8)), target=rng.normal(size=(150, 8))
     )
-    s, t = found.held_out_log_ratio()
+    s, t = model.held_out_log_ratio()
     loss = (np.logaddexp(0, s).mean() + np.logaddexp(0, -t).mean()) / 2
     assert loss > np.log(2) - 0.01
     plain = MultiSource(max_epochs=1).fit(source=np.eye(150), target=-np.eye(150))
@@ -113,7 +113,7 @@ def test_held_out_log_ratios_of_noise_claim_little() -> None:
         plain.held_out_log_ratio()
 
 
-def test_bad_input_is_named(fitted: MultiSource, laws) -> None:
+def test_bad_input_is_named(fitted: MultiSource, distributions) -> None:
     x = np.zeros((2, 1))
     with pytest.raises(InputError, match=r"source must be one of \['a', 'b'\]"):
         fitted.log_ratio(x)
@@ -127,5 +127,5 @@ def test_bad_input_is_named(fitted: MultiSource, laws) -> None:
         MultiSource().fit(source={"a": np.ones((3, 1)), "b": np.ones((1, 1))}, target=x)
     with pytest.raises(InputError, match="folds need"):
         MultiSource(folds=5).fit(source=np.arange(3.0), target=np.arange(9.0))
-    with pytest.raises(InputError, match="same laws"):
-        fitted.score(source=laws[0], target={"z": x})
+    with pytest.raises(InputError, match="same distributions"):
+        fitted.score(source=distributions[0], target={"z": x})

@@ -1,4 +1,4 @@
-"""Neural ratio matching: bounds, links, models, several laws, images."""
+"""Neural ratio matching: bounds, links, models, several distributions, images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from fedshift.core.bregman import from_convex
 from fedshift.errors import InputError
 from fedshift.ratio import KMeansBound, Neural
-from fedshift.ratio.network import SkipMLP, SmallConv, default_model
+from fedshift.ratio.network_training import SkipMLP, SmallConv, default_model
 
 
 def draws(seed: int, n: int = 600) -> tuple[np.ndarray, np.ndarray]:
@@ -58,11 +58,11 @@ def test_bound_from_number_object_and_name() -> None:
     assert quick(bound=None).fit(source=source, target=target).c_ == 0.0
 
 
-def test_several_laws_sum() -> None:
+def test_several_distributions_sum() -> None:
     rng = np.random.default_rng(2)
     source = rng.normal(size=(800, 1))
-    laws = {"a": rng.normal(1, 1, (800, 1)), "b": rng.normal(-1, 1, (800, 1))}
-    r = quick(max_epochs=60, patience=20, bound=30.0).fit(source=source, target=laws)
+    distributions = {"a": rng.normal(1, 1, (800, 1)), "b": rng.normal(-1, 1, (800, 1))}
+    r = quick(max_epochs=60, patience=20, bound=30.0).fit(source=source, target=distributions)
     x = np.linspace(-1, 1, 9)
     truth = np.logaddexp(x - 0.5, -x - 0.5)
     np.testing.assert_allclose(r.log_ratio(x[:, None]), truth, atol=0.4)
@@ -114,7 +114,7 @@ def test_images_go_through_convolutions() -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"validation": 1.0}, "validation"),
         ({"bound": "guess"}, "score, kmeans, grid"),
-        ({"bound": 0.5}, "at least 1, the mean"),
+        ({"bound": 0.5}, "at least 1 .the mean"),
         ({"divergence": "pu", "bound": None}, "needs C"),
         ({"model": "mlp"}, "torch.nn.Module"),
     ],

@@ -48,15 +48,15 @@ def test_without_target_it_is_the_learner() -> None:
     assert a.weights_ is None
 
 
-def test_out_of_fold_ratios_and_laws_are_used() -> None:
+def test_out_of_fold_ratios_and_distributions_are_used() -> None:
     rng = np.random.default_rng(2)
     x = rng.normal(size=(120, 1))
     y = (x[:, 0] > 0).astype(int)
-    laws = {"a": rng.normal(1, 1, (80, 1)), "b": rng.normal(0, 1, (80, 1))}
-    model = Reweighter(weighting=Weighting()).fit(x, y, target=laws)
+    distributions = {"a": rng.normal(1, 1, (80, 1)), "b": rng.normal(0, 1, (80, 1))}
+    model = Reweighter(weighting=Weighting()).fit(x, y, target=distributions)
     assert model.ratio_ is not None
     np.testing.assert_allclose(model.weights_.values, np.exp(model.ratio_.source_log_ratio_))
-    assert model.weights_.mean == pytest.approx(2.0, abs=0.5)  # two laws
+    assert model.weights_.mean == pytest.approx(2.0, abs=0.5)  # two distributions
     assert model.predict_proba(x).shape == (120, 2)
     assert model.decision_function(x).shape == (120,)
     assert model.score(x, y) > 0.8

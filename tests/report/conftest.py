@@ -13,7 +13,7 @@ SITES = ("north", "south", "west")
 
 
 class Page(HTMLParser):
-    """Every tag closed in its turn; ids, attributes and texts."""
+    """Checks that tags are closed in order; ids, attributes and texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -48,9 +48,9 @@ class Page(HTMLParser):
 
     @property
     def words(self) -> str:
-        """All that is said, without the marks that keep names apart."""
-        said = " ".join(" ".join(self.texts).split())
-        return said.replace("\u2068", "").replace("\u2069", "")
+        """All text, without the marks that keep names apart."""
+        text = " ".join(" ".join(self.texts).split())
+        return text.replace("\u2068", "").replace("\u2069", "")
 
 
 def _finding(auc: float, status: str) -> dict[str, Any]:
@@ -71,26 +71,32 @@ def _finding(auc: float, status: str) -> dict[str, Any]:
     }
 
 
-def _comparison(site: str, other: str, auc: float, kind: str) -> dict[str, Any]:
-    status = "no shift found" if kind == "none" else "shift"
-    law = [0.25, 0.75] if kind == "label" else None
+def _comparison(site: str, other: str, auc: float, name: str) -> dict[str, Any]:
+    status = "no shift found" if name == "none" else "shift"
+    distribution = [0.25, 0.75] if name == "label" else None
     columns = [
         {
-            "name": name,
+            "name": column,
             "distance": distance,
             "difference": gap,
             "p": 0.001,
             "adjusted": 0.002,
             "share": 0.5,
         }
-        for name, distance, gap in (("age", 0.41, 1.234), ("unit", 0.22, None))
+        for column, distance, gap in (("age", 0.41, 1.234), ("unit", 0.22, None))
     ]
     return {
         "site": site,
         "other": other,
         "status": status,
         "findings": [_finding(auc, status)],
-        "kind": {"name": kind, "meaning": f"the {kind} moved", "label_law": law, "findings": []},
+        "shift_type": {
+            "name": name,
+            "concept": None if site == "west" else False,
+            "meaning": f"the {name} shifted",
+            "label_distribution": distribution,
+            "findings": [],
+        },
         "columns": columns if status == "shift" else [],
         "train_rows": 200,
         "test_rows": 100,
@@ -105,21 +111,12 @@ def _comparison(site: str, other: str, auc: float, kind: str) -> dict[str, Any]:
             "reason": "",
             "poor": False,
         },
-        "predicted_effect": {
-            "verdict": "helps",
-            "gain": 0.081,
-            "low": 0.02,
-            "high": 0.14,
-            "accuracy": 0.03,
-            "ess": 87.0,
-            "reason": "",
-        },
     }
 
 
 def _diagnosis() -> dict[str, Any]:
-    kinds = zip(SITES, (0.88, 0.5, 0.66), ("label", "none", "covariate or concept"), strict=True)
-    sites = [_comparison(s, "its test rows", auc, kind) for s, auc, kind in kinds]
+    types = zip(SITES, (0.88, 0.5, 0.66), ("label", "none", "covariate"), strict=True)
+    sites = [_comparison(s, "its test rows", auc, name) for s, auc, name in types]
     return {
         "schema": "fedshift.diagnosis/1",
         "status": "shift at 2 of 3 sites",
@@ -128,13 +125,12 @@ def _diagnosis() -> dict[str, Any]:
         "tests": 15,
         "seed": 0,
         "classes": ["0", "1"],
-        "predicted_effect": sites[0]["predicted_effect"],
         "sites": sites,
         "between": [_comparison("north", "the other sites", 0.71, "covariate")],
         "sentences": [
-            "Weights should help.",
-            *(f"{s} (200 training and 100 test rows): told." for s in SITES),
-            "north against the other sites: told too.",
+            "Shift between training and test at 2 of 3 sites.",
+            *(f"{s} (200 training and 100 test rows): more." for s in SITES),
+            "north against the other sites: more.",
         ],
     }
 
@@ -182,17 +178,13 @@ def _record() -> dict[str, Any]:
                 "test_rows": 100,
                 "columns": 12,
                 "classes": ["ill", "well"],
-                "train_law": {"ill": 0.6, "well": 0.4},
+                "train_distribution": {"ill": 0.6, "well": 0.4},
                 "notes": [f"A note on {s}."],
             }
             for s in SITES
         ],
         "notes": ["Column 'id' is left out."],
         "diagnosis": _diagnosis(),
-        "map": {
-            "names": [f"{s}: {side}" for s in SITES for side in ("training", "test")],
-            "auc": [[0.5 if i == j else 0.5 + 0.01 * (i + j) for i in range(6)] for j in range(6)],
-        },
         "gate": _gate(),
         "candidates": ["erm", "ftw", "fitw"],
         "evaluation": {"erm": _scores(0.7), "chosen": _scores(0.8)},
@@ -214,12 +206,8 @@ def _record() -> dict[str, Any]:
             }
             for s in SITES
         },
-        "calibration": {
-            "north": [{"estimated": v, "exact": v + 0.1, "n": 20} for v in (-1.0, 0.0, 1.0)],
-            "all": [{"predicted": v, "observed": v, "n": 20} for v in (0.1, 0.5, 0.9)],
-        },
         "ledger": [
-            {"client": s, "phase": p, "rung": r, "up": up, "down": 500, "rows": rows}
+            {"client": s, "phase": p, "disclosure_level": r, "up": up, "down": 500, "rows": rows}
             for s in SITES
             for p, r, up, rows in phases
         ],
@@ -228,16 +216,6 @@ def _record() -> dict[str, Any]:
                 {"client": s, "directions": 12, "holding": 9, "no training variance": 3}
                 for s in SITES
             ],
-            "bounds": [
-                {
-                    "site": s,
-                    "terms": {"train_term": 0.5, "test_term": 1.5, "odd": None},
-                    "total": 2.0,
-                    "status": "the bound is 2",
-                }
-                for s in SITES
-            ],
-            "sentences": ["In your data the condition holds for 27 of 36 directions."],
         },
         "drift": {
             "schema": "fedshift.drift/1",
@@ -251,7 +229,7 @@ def _record() -> dict[str, Any]:
                     "labels": {"classes": ["0", "1"], "before": [0.5, 0.5], "now": [0.2, 0.8]},
                 }
             ],
-            "sentences": ["west: the data moved."],
+            "sentences": ["west: shift."],
         },
     }
 
@@ -264,5 +242,5 @@ def record() -> dict[str, Any]:
 
 @pytest.fixture
 def read() -> Callable[[str], Page]:
-    """A page taken apart; its tags must be closed in their turn."""
+    """A parsed page; its tags must be closed in order."""
     return Page

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from fedshift.report.drawings import (
     Axis,
+    Line,
     Mark,
-    Rule,
     bar,
     columns,
     key,
     percent,
     scale,
-    scatter,
     strip,
 )
 
@@ -58,8 +57,8 @@ def test_an_axis_by_hand() -> None:
 @given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), max_size=4), NUMBERS)
 def test_drawings_bear_any_number(marks: list[tuple[object, object, object]], part: object) -> None:
     axis = Axis.around([v for m in marks for v in m])
-    made = [Mark(v, low, high, series=i) for i, (v, low, high) in enumerate(marks)]
-    drawn = strip(axis, made, title="t", rules=[Rule(0.0)]) + scale(axis, title="t")
+    dots = [Mark(v, low, high, series=i) for i, (v, low, high) in enumerate(marks)]
+    drawn = strip(axis, dots, title="t", rules=[Line(0.0)]) + scale(axis, title="t")
     drawn += bar(part, title="t") + columns([0, 1, part], [part, 2], title="t", rule=1.0)
     assert not re.search(r"nan|inf|None", re.sub(r"<text.*?</text>", "", drawn))
     numbers = re.findall(r'(?:x1|x2|x|cx|width)="(-?[\d.]+)%"', drawn)
@@ -68,7 +67,7 @@ def test_drawings_bear_any_number(marks: list[tuple[object, object, object]], pa
 
 def test_a_strip_has_a_shape_and_an_interval_a_mark() -> None:
     marks = [Mark(0.6, 0.5, 0.7), Mark(0.8, None, 0.9, series=1), Mark(None)]
-    drawn = strip(Axis(0.0, 1.0), marks, title="a & b", rules=[Rule(0.5, strong=True)])
+    drawn = strip(Axis(0.0, 1.0), marks, title="a & b", rules=[Line(0.5, strong=True)])
     assert drawn.count("<path") == 2
     assert drawn.count("whisker") == 1
     assert 'x1="50%" x2="70%"' in drawn
@@ -96,9 +95,3 @@ def test_a_histogram_writes_both_ends(n: int) -> None:
     drawn = columns(list(range(n + 1)), [1] * n, title="t")
     assert ">0</text>" in drawn
     assert f">{n}</text>" in drawn
-
-
-def test_points_of_more_rows_are_larger() -> None:
-    drawn = scatter([(0.0, 1.0, 100), (1.0, 0.0, 1), (0.5, 0.5, None)], Axis(0, 1), title="t")
-    dots = re.findall(r'cx="(.*?)" cy="(.*?)" r="(.*?)"', drawn)
-    assert dots == [("0%", "8.0", "6.0"), ("100%", "158.0", "3.3"), ("50%", "83.0", "4.0")]

@@ -1,4 +1,4 @@
-"""Nothing said can become markup."""
+"""No text can become markup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Reader(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[str] = []
-        self.said = ""
+        self.text = ""
         self.attributes: dict[str, str | None] = {}
         self.feed(page)
         self.close()
@@ -30,7 +30,7 @@ class Reader(HTMLParser):
         self.attributes |= dict(attrs)
 
     def handle_data(self, data: str) -> None:
-        self.said += data
+        self.text += data
 
 
 def fit(value: str) -> str:
@@ -39,12 +39,12 @@ def fit(value: str) -> str:
 
 
 @given(WORDS, WORDS)
-def test_any_text_comes_back_as_it_was(said: str, title: str) -> None:
-    page = tag("p", said, title=title)
+def test_any_text_comes_back_as_it_was(value: str, title: str) -> None:
+    page = tag("p", value, title=title)
     page.encode("utf-8")
     read = Reader(page)
     assert read.tags == ["p"]
-    assert read.said == fit(said)
+    assert read.text == fit(value)
     assert read.attributes == {"title": fit(title)}
 
 
@@ -53,7 +53,7 @@ def test_a_name_is_one_element(name: str) -> None:
     read = Reader(named(name))
     assert read.tags == ["bdi"]
     whole = name.strip() and len(name) <= LONGEST
-    assert read.said == (fit(name) if whole else fit(shortened(name)))
+    assert read.text == (fit(name) if whole else fit(shortened(name)))
 
 
 def test_only_markup_is_left_as_it_is() -> None:
@@ -71,7 +71,7 @@ def test_attributes_are_left_out_or_bare() -> None:
 
 def test_long_names_are_cut_and_kept_whole_in_their_title() -> None:
     read = Reader(named("x" * 500))
-    assert read.said == "x" * (LONGEST - 1) + "…"
+    assert read.text == "x" * (LONGEST - 1) + "…"
     assert read.attributes == {"class": "long", "title": "x" * 399 + "…"}
     assert shortened("  ") == "(no name)"
     assert isolated("\u202eabc") == "\u2068\u202eabc\u2069"

@@ -22,22 +22,22 @@ from fedshift.sites.flow import Trained
 
 
 @pytest.fixture(scope="module")
-def made(shifted: Path) -> Trained:
+def trained(shifted: Path) -> Trained:
     return train(shifted, label="ill")
 
 
-def test_label_shift_is_found_named_and_mended(made: Trained) -> None:
-    assert {s.status for s in made.examined.diagnosis.sites} == {"shift"}
-    assert {s.kind.name for s in made.examined.diagnosis.sites} == {"label"}
-    assert made.outcome.choice == "label"
-    before, after = made.outcome.before, made.outcome.evaluation
+def test_label_shift_is_detected_named_and_corrected(trained: Trained) -> None:
+    assert {s.status for s in trained.examined.diagnosis.sites} == {"shift"}
+    assert {s.shift_type.name for s in trained.examined.diagnosis.sites} == {"label"}
+    assert trained.outcome.choice == "label"
+    before, after = trained.outcome.before, trained.outcome.evaluation
     assert before is not None
     assert after is not None
     assert after.mean > before.mean + 0.1
 
 
 def test_test_labels_change_nothing_but_the_evaluation(
-    made: Trained, shifted: Path, tmp_path: Path
+    trained: Trained, shifted: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "sites"
     shutil.copytree(shifted, folder)
@@ -46,13 +46,13 @@ def test_test_labels_change_nothing_but_the_evaluation(
         text = text.replace(",yes\n", ",?\n").replace(",no\n", ",yes\n").replace(",?\n", ",no\n")
         path.write_text(text)
     other = train(folder, label="ill")
-    for name, p in made.outcome.model.state_dict().items():
+    for name, p in trained.outcome.model.state_dict().items():
         assert torch.equal(p, other.outcome.model.state_dict()[name])
-    assert made.outcome.gate.to_dict() == other.outcome.gate.to_dict()
-    assert made.outcome.forecast.to_records() == other.outcome.forecast.to_records()
-    assert made.outcome.before is not None
+    assert trained.outcome.gate.to_dict() == other.outcome.gate.to_dict()
+    assert trained.outcome.forecast.to_records() == other.outcome.forecast.to_records()
+    assert trained.outcome.before is not None
     assert other.outcome.before is not None
-    assert made.outcome.before.mean != other.outcome.before.mean
+    assert trained.outcome.before.mean != other.outcome.before.mean
 
 
 def test_without_test_labels_there_is_no_evaluation(shifted: Path, tmp_path: Path) -> None:
@@ -70,20 +70,20 @@ def test_without_test_labels_there_is_no_evaluation(shifted: Path, tmp_path: Pat
     assert "<html" in build_report(other.to_dict())
 
 
-def test_what_is_saved_is_the_model(made: Trained, tmp_path: Path) -> None:
-    made.save(tmp_path / "run")
-    kept = load(tmp_path / "run")
-    x = made.examined.encoded.federation["a"].test_x
+def test_what_is_saved_is_the_model(trained: Trained, tmp_path: Path) -> None:
+    trained.save(tmp_path / "run")
+    run = load(tmp_path / "run")
+    x = trained.examined.encoded.federation["a"].test_x
     rows = torch.as_tensor(x, dtype=torch.float64)
-    assert torch.equal(kept.model(rows), made.outcome.model(rows))
-    np.testing.assert_array_equal(kept.reference["a"], x)
+    assert torch.equal(run.model(rows), trained.outcome.model(rows))
+    np.testing.assert_array_equal(run.reference["a"], x)
     assert json.loads((tmp_path / "run" / "record.json").read_text()) == json.loads(
-        json.dumps(kept.record)
+        json.dumps(run.record)
     )
     table = pyarrow.parquet.read_table(tmp_path / "run" / "weights" / "a.parquet")
-    weights = made.outcome.sample_weights()["a"]
+    weights = trained.outcome.sample_weights()["a"]
     np.testing.assert_allclose(table["sample_weight"].to_numpy(), weights)
-    y = made.examined.encoded.federation["a"].y
+    y = trained.examined.encoded.federation["a"].y
     assert weights[y == 1].mean() > 2 * weights[y == 0].mean()  # the ill were too rare
 
 
@@ -92,51 +92,51 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_new_rows_of_the_same_law_keep_the_weights(
-    made: Trained, shifted: Path, tmp_path: Path, write_site: Callable[..., None]
+def test_new_rows_of_the_same_distribution_keep_the_weights(
+    trained: Trained, shifted: Path, tmp_path: Path, write_site: Callable[..., None]
 ) -> None:
-    made.save(tmp_path / "run")
+    trained.save(tmp_path / "run")
     new = tmp_path / "new"
     for name, ill in (("a", 0.7), ("b", 0.7)):
         write_site(new, name, "test", 200, ill, 5)
-    found = since(new, tmp_path / "run")
-    assert found.drift.verdict == "keep the weights"
-    assert [s.site for s in found.drift.sites] == ["a", "b"]
+    result = since(new, tmp_path / "run")
+    assert result.drift.verdict == "keep the weights"
+    assert [s.site for s in result.drift.sites] == ["a", "b"]
     assert since(new, shifted, label="ill").drift.verdict == "keep the weights"
 
 
-def test_new_rows_of_another_law_ask_for_new_weights(
-    made: Trained, tmp_path: Path, write_site: Callable[..., None]
+def test_new_rows_of_another_distribution_need_new_weights(
+    trained: Trained, tmp_path: Path, write_site: Callable[..., None]
 ) -> None:
-    made.save(tmp_path / "run")
+    trained.save(tmp_path / "run")
     new = tmp_path / "new"
     write_site(new, "a", "test", 400, 0.05, 5)
     write_site(new, "b", "test", 200, 0.7, 5)
-    found = since(new, tmp_path / "run")
-    assert found.drift.verdict == "re-estimate"
-    assert found.drift["a"].verdict == "re-estimate"
-    assert found.drift["b"].verdict == "keep the weights"
-    law = found.drift["a"].labels
-    assert law is not None
-    ill = law.classes.index("yes")
-    assert law.before[ill] > 0.5  # where it started
-    assert law.now[ill] < 0.2
-    before = made.outcome.marginals
+    result = since(new, tmp_path / "run")
+    assert result.drift.verdict == "re-estimate"
+    assert result.drift["a"].verdict == "re-estimate"
+    assert result.drift["b"].verdict == "keep the weights"
+    labels = result.drift["a"].labels
+    assert labels is not None
+    ill = labels.classes.index("yes")
+    assert labels.before[ill] > 0.5  # where it started
+    assert labels.now[ill] < 0.2
+    before = trained.outcome.marginals
     assert before is not None
-    assert found.class_weights is not None
-    now = [
-        law.now if n == "a" else found.drift["b"].labels.now if n == "b" else before.test[n]
-        for n in before.test
-    ]  # type: ignore[union-attr]
+    assert result.class_weights is not None
+    other = result.drift["b"].labels
+    assert other is not None
+    new = {"a": labels.now, "b": other.now}
+    now = [new.get(site, shares) for site, shares in before.test.items()]
     expected = np.mean(now, axis=0) / before.source
-    np.testing.assert_allclose(list(found.class_weights.values()), expected)
-    assert "estimated anew" in found.sentences()[-1]
+    np.testing.assert_allclose(list(result.class_weights.values()), expected)
+    assert "New weight of each class" in result.sentences()[-1]
 
 
 def test_since_needs_a_site_in_common(
-    made: Trained, tmp_path: Path, write_site: Callable[..., None]
+    trained: Trained, tmp_path: Path, write_site: Callable[..., None]
 ) -> None:
-    made.save(tmp_path / "run")
+    trained.save(tmp_path / "run")
     write_site(tmp_path / "new", "elsewhere", "test", 50, 0.5, 0)
     with pytest.raises(InputError, match="elsewhere"):
         since(tmp_path / "new", tmp_path / "run")
@@ -167,11 +167,11 @@ def test_awkward_sites_end_cleanly_and_soon(
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([r[:drop] + r[drop + 1 :] for r in rows])
     begin = time.perf_counter()
-    made = train(folder, label="ill")
-    page = build_report(made.to_dict())
+    trained = train(folder, label="ill")
+    page = build_report(trained.to_dict())
     assert time.perf_counter() - begin < 60
-    assert made.examined.diagnosis["tiny"].status == "cannot tell"
-    assert any("chol" in note for note in made.to_dict()["notes"])
+    assert trained.examined.diagnosis["tiny"].status == "inconclusive"
+    assert any("chol" in note for note in trained.to_dict()["notes"])
     assert len(page.encode()) < 3_000_000
 
 
@@ -186,21 +186,21 @@ def test_numbers_to_predict(tmp_path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             rows = "\n".join(f"{a:.3f},{b:.3f},{c:.3f}" for (a, b), c in zip(x, y, strict=True))
             path.write_text(f"u,v,size\n{rows}\n")
-    made = train(folder, label="size", model="linear")
-    assert made.examined.encoded.task == "regression"
-    before, after = made.outcome.before, made.outcome.evaluation
+    trained = train(folder, label="size", model="linear")
+    assert trained.examined.encoded.task == "regression"
+    before, after = trained.outcome.before, trained.outcome.evaluation
     assert before is not None
     assert after is not None
     assert after.mean <= before.mean + 1e-9
-    made.save(tmp_path / "run")
+    trained.save(tmp_path / "run")
     assert load(tmp_path / "run").labels is None
 
 
 def test_a_record_of_looking_only_makes_a_page(shifted: Path) -> None:
-    told = examine(shifted, label="ill").to_dict()
-    assert told["schema"] == "fedshift.sites/1"
-    assert "gate" not in told
-    assert "<html" in build_report(json.loads(json.dumps(told)))
+    record = examine(shifted, label="ill").to_dict()
+    assert record["schema"] == "fedshift.sites/1"
+    assert "gate" not in record
+    assert "<html" in build_report(json.loads(json.dumps(record)))
 
 
 # -- the command line ------------------------------------------------------------------------------
@@ -214,9 +214,9 @@ def test_one_command_from_files_to_report(
 ) -> None:
     out = tmp_path / "run"
     assert main(["train", str(shifted), "--label", "ill", "-o", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "took label" in said
-    assert "0 rows sent" in said
+    text = capsys.readouterr().out
+    assert "took label" in text
+    assert "0 rows sent" in text
     page = (out / "report.html").read_text()
     assert main(["report", str(out), "-o", str(tmp_path / "again.html")]) == 0
     assert (tmp_path / "again.html").read_text() == page
@@ -234,16 +234,18 @@ def test_diagnose_writes_a_record_or_a_page(shifted: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "text"),
     [
         (["diagnose", "nowhere"], "nowhere"),
         (["report", "nowhere"], "fedshift train"),
+        (["report", "{sites}/a/train.csv"], "train.csv: a record of sites must be a file with a"),
+        (["report", "nowhere", "-o", "x.json"], "--output must end in .html"),
         (["train", "{sites}", "--label", "wage"], "wage"),
         (["diagnose", "{sites}", "--label", "ill", "-o", "x.pdf"], ".json or .html"),
     ],
 )
-def test_mistakes_are_told(
-    command: list[str], said: str, shifted: Path, capsys: pytest.CaptureFixture[str]
+def test_mistakes_are_named(
+    command: list[str], text: str, shifted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([word.format(sites=shifted) for word in command]) != 0
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err

@@ -14,14 +14,14 @@ from fedshift.theory import BoundError
 
 
 def test_terms() -> None:
-    found = BoundError(clients=3, delta=2.0, bins=16, n_train=400, n_test=100, dimension=2)
-    assert found.width == pytest.approx(6 / 4)
-    assert found.train_noise == pytest.approx(6 * 0.2)
-    assert found.test_noise == pytest.approx(6 * 0.4)
-    assert found.total == pytest.approx(6 * (0.25 + 0.2 + 0.4))
-    assert found.c_error == pytest.approx(0.25 + 0.2 + 0.4)
-    assert found.printed_total == pytest.approx(6 * (1 / 16 + 0.2))
-    line = replace(found, n_test=None, dimension=1)
+    result = BoundError(clients=3, delta=2.0, bins=16, n_train=400, n_test=100, dimension=2)
+    assert result.width == pytest.approx(6 / 4)
+    assert result.train_noise == pytest.approx(6 * 0.2)
+    assert result.test_noise == pytest.approx(6 * 0.4)
+    assert result.total == pytest.approx(6 * (0.25 + 0.2 + 0.4))
+    assert result.c_error == pytest.approx(0.25 + 0.2 + 0.4)
+    assert result.printed_total == pytest.approx(6 * (1 / 16 + 0.2))
+    line = replace(result, n_test=None, dimension=1)
     assert line.test_noise == 0.0
     assert line.total == line.printed_total
 
@@ -46,7 +46,7 @@ def test_width_follows_the_cells_of_a_sloped_density(dimension: int) -> None:
 
 
 def mean_c_error(bins: int, n_train: int, n_test: int, repeats: int = 200) -> float:
-    """E|C̃ − C| for a uniform training law and the test density ½ + x on [0, 1]: C = 2/3."""
+    """E|C̃ − C| for uniform training rows and the test density ½ + x on [0, 1]: C = 2/3."""
     rng = np.random.default_rng(0)
     edges = np.arange(bins + 1) / bins
     test = np.diff(edges / 2 + edges**2 / 2)

@@ -27,12 +27,12 @@ def by_hand(values: np.ndarray) -> float:
 @given(st.integers(1, 7), st.integers(1, 5), st.integers(0, 99))
 def test_enumeration_is_the_definition(n: int, functions: int, seed: int) -> None:
     values = np.random.default_rng(seed).normal(size=(functions, n))
-    found = rademacher_complexity(values)
-    assert found.exact
-    assert found.value == pytest.approx(by_hand(values))
+    result = rademacher_complexity(values)
+    assert result.exact
+    assert result.value == pytest.approx(by_hand(values))
     # Massart's lemma for the class and its negatives
     massart = np.linalg.norm(values, axis=1).max() * math.sqrt(2 * math.log(2 * functions)) / n
-    assert found.value <= massart
+    assert result.value <= massart
 
 
 def test_more_rows_than_a_block_of_patterns() -> None:
@@ -102,7 +102,7 @@ def test_biases_are_weights_of_a_constant_input(hidden: tuple[int, ...]) -> None
     for a, b in pairwise(sizes):
         parts += [nn.Linear(a, b), nn.ReLU()]
     net = nn.Sequential(*parts[:-1]).double()
-    found = MLPClass.of(net)
+    result = MLPClass.of(net)
     h = torch.cat([torch.randn(7, 2, dtype=torch.float64), torch.ones(7, 1)], dim=1)
     plain = net(h[:, :2])
     layers = [m for m in net if isinstance(m, nn.Linear)]
@@ -114,28 +114,28 @@ def test_biases_are_weights_of_a_constant_input(hidden: tuple[int, ...]) -> None
         norms.append(float(w.detach().norm()))
         h = h @ w.T if layer is layers[-1] else (h @ w.T).relu()
     torch.testing.assert_close(h, plain)
-    assert found.norms == pytest.approx(norms)
-    with_bias = found.complexity(n=4, radius=2.0)
+    assert result.norms == pytest.approx(norms)
+    with_bias = result.complexity(n=4, radius=2.0)
     assert with_bias == pytest.approx(
-        MLPClass(norms=found.norms).complexity(n=4, radius=math.sqrt(5))
+        MLPClass(norms=result.norms).complexity(n=4, radius=math.sqrt(5))
     )
 
 
 def test_the_librarys_own_perceptron_is_read() -> None:
     net = MLP((1, 2, 2), 1, hidden=(3,))
     weights = [p.detach().numpy() for p in net.parameters() if p.ndim == 2]
-    found = MLPClass.of(net)
-    assert found.depth == len(weights) == 2
-    assert found.biased
-    assert found.product > float(np.linalg.norm(weights[0]) * np.linalg.norm(weights[1]))
-    assert "biases counted" in repr(found)
+    result = MLPClass.of(net)
+    assert result.depth == len(weights) == 2
+    assert result.biased
+    assert result.product > float(np.linalg.norm(weights[0]) * np.linalg.norm(weights[1]))
+    assert "biases counted" in repr(result)
 
 
 @pytest.mark.parametrize(
     ("net", "words"),
     [
         (nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), "got Tanh"),
-        (nn.Sequential(nn.Linear(2, 1), nn.Softplus()), "leave out a link"),
+        (nn.Sequential(nn.Linear(2, 1), nn.Softplus()), "no activation after the last layer"),
         (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), "BatchNorm1d"),
         (nn.Sequential(nn.Linear(2, 3), nn.Linear(2, 1)), "chain of linear layers"),
         (nn.Sequential(nn.Linear(2, 3)), "one output; got 3"),

@@ -31,7 +31,7 @@ from fedshift.theory import (
 LEVELS = (0.5, 1.0, 2.0, 3.5)
 #: all functions from two states to four levels
 CLASS = np.array(list(product(LEVELS, repeat=2)))
-TEST = (0.7, 0.4)  # two test laws: probability of state 0
+TEST = (0.7, 0.4)  # two test distributions: probability of state 0
 LOW, HIGH = LEVELS[0], LEVELS[-1]
 
 
@@ -48,7 +48,7 @@ LOSSES = {"lsif": lsif, "ukl": ukl}
 
 @dataclass
 class Enumerated:
-    """All outcomes of n_train rows of one law and n_test rows of each of two others.
+    """All outcomes of n_train rows of one distribution and n_test rows of each of two others.
 
     risk[o, f] is the empirical non-negative risk of function f in outcome o, a[o, f] its first
     part before the clamp, p[o] the probability, true[f] the Bregman risk.
@@ -64,14 +64,15 @@ class Enumerated:
         first, second = LOSSES[self.name](CLASS, self.c)  # (functions, states)
         self.sizes = sizes = (self.n_train, self.n_test, self.n_test)
         counts = np.array(list(product(*(range(n + 1) for n in sizes))))
-        self.laws = laws = (self.train, *TEST)
+        self.distributions = distributions = (self.train, *TEST)
         self.p = math.prod(
-            binom.pmf(counts[:, i], n, q) for i, (n, q) in enumerate(zip(sizes, laws, strict=True))
+            binom.pmf(counts[:, i], n, q)
+            for i, (n, q) in enumerate(zip(sizes, distributions, strict=True))
         )
         share = counts / np.array(sizes)
         self.a, self.b = self.parts(share, first, second)
         self.risk = np.maximum(0.0, self.a) + self.b
-        a, b = self.parts(np.array([laws]), first, second)
+        a, b = self.parts(np.array([distributions]), first, second)
         self.true_a, self.true = a[0], (a + b)[0]
         self.share, self.first = share, first
 
@@ -83,17 +84,17 @@ class Enumerated:
         a = mean(first, 0) - self.c * (mean(first, 1) + mean(first, 2))
         return a, mean(second, 1) + mean(second, 2)
 
-    def complexity(self, law: float, n: int) -> float:
+    def complexity(self, distribution: float, n: int) -> float:
         """R_n of the class: the mean of the empirical one over all samples."""
         values = [CLASS[:, [0] * k + [1] * (n - k)] for k in range(n + 1)]
         each = [rademacher_complexity(v).value for v in values]
-        return float(np.dot(binom.pmf(range(n + 1), n, law), each))
+        return float(np.dot(binom.pmf(range(n + 1), n, distribution), each))
 
     def bound(self, *, delta: float = 0.05, **options: float) -> RatioError:
         return ratio_error_bound(
             losses=loss_constants(self.name, low=LOW, high=HIGH, c=self.c),
             train_complexity=self.complexity(self.train, self.n_train),
-            test_complexity=[self.complexity(law, self.n_test) for law in TEST],
+            test_complexity=[self.complexity(distribution, self.n_test) for distribution in TEST],
             n_train=self.n_train,
             n_test=self.n_test,
             delta=delta,
@@ -109,10 +110,10 @@ class Enumerated:
         return self.true[self.risk.argmin(axis=1)] - self.true.min()
 
 
-def slow_complexity(law: float, n: int) -> float:
+def slow_complexity(distribution: float, n: int) -> float:
     total = 0.0
     for sample in product((0, 1), repeat=n):
-        chance = law ** sample.count(0) * (1 - law) ** sample.count(1)
+        chance = distribution ** sample.count(0) * (1 - distribution) ** sample.count(1)
         values = CLASS[:, list(sample)]
         each = [np.abs(values @ np.array(s)).max() for s in product((-1, 1), repeat=n)]
         total += chance * float(np.mean(each)) / n
@@ -143,7 +144,7 @@ def test_complexity_terms_bound_the_mean_deviation(problem: Enumerated) -> None:
         (z, problem.c * z - 1) if problem.name == "lsif" else (z / z, problem.c - 1 / z)
     )
     l1, l2 = np.abs(slope1).max(), np.abs(slope2).max()
-    r = [slow_complexity(q, n) for q, n in zip(problem.laws, problem.sizes, strict=True)]
+    r = [slow_complexity(q, n) for q, n in zip(problem.distributions, problem.sizes, strict=True)]
     assert bound.train_term == pytest.approx(8 * l1 * r[0])
     assert bound.test_term == pytest.approx(8 * (problem.c * l1 + l2) * (r[1] + r[2]))
 
@@ -168,8 +169,8 @@ def test_deviation_term_is_mcdiarmid_of_the_largest_single_changes(problem: Enum
     for axis, most in enumerate(allowed):
         assert np.abs(np.diff(grid, axis=axis)).max() <= most + 1e-12
     squares = problem.n_train * allowed[0] ** 2 + 2 * problem.n_test * allowed[1] ** 2
-    twin = 2 * math.sqrt(squares * math.log(1 / 0.05) / 2)
-    assert problem.bound().deviation == pytest.approx(twin)
+    reference = 2 * math.sqrt(squares * math.log(1 / 0.05) / 2)
+    assert problem.bound().deviation == pytest.approx(reference)
 
 
 @problems
@@ -198,7 +199,7 @@ def test_the_whole_bound_holds(problem: Enumerated, delta: float) -> None:
     assert bound.total == pytest.approx(sum(bound.terms.values()))
     assert bound.psi == bound.deviation + bound.bias
     assert bound.vacuous  # so few rows say nothing
-    assert "says nothing" in bound.status
+    assert "is vacuous" in bound.status
 
 
 @pytest.mark.parametrize("c_error", [0.05, 0.3])
@@ -229,7 +230,7 @@ def test_the_printed_order_misses_the_noise_of_test_rows() -> None:
     counts = np.arange(n_test + 1)
     share = np.stack([counts, n_test - counts], axis=1) / n_test
     first, second = lsif(CLASS, c)
-    a = first.mean(axis=1) - c * share @ first.T  # training law known: n_train is huge
+    a = first.mean(axis=1) - c * share @ first.T  # training distribution known: n_train is huge
     risk = np.maximum(0.0, a) + share @ second.T
     true = first.mean(axis=1) - CLASS @ np.array([0.9, 0.1])
     excess = true[risk.argmin(axis=1)] - true.min()
@@ -287,27 +288,27 @@ def test_loss_constants_in_closed_form(of: str) -> None:
         "robust": (1.5 * z**0.5, 1.5 * (c * z - 1) * z**-0.5),
     }
     for name, (first, second) in slopes.items():
-        found = loss_constants(name, low=low, high=high, c=c, of=of)  # type: ignore[arg-type]
-        assert found.l1 == pytest.approx(np.abs(first * scale(z)).max(), rel=1e-6)
-        assert found.l2 == pytest.approx(np.abs(second * scale(z)).max(), rel=1e-6)
+        result = loss_constants(name, low=low, high=high, c=c, of=of)  # type: ignore[arg-type]
+        assert result.l1 == pytest.approx(np.abs(first * scale(z)).max(), rel=1e-6)
+        assert result.l2 == pytest.approx(np.abs(second * scale(z)).max(), rel=1e-6)
 
 
 @given(st.floats(0.05, 0.9), st.floats(1.1, 9.0), st.sampled_from(["lsif", "ukl", "lr", "robust"]))
 def test_losses_stay_within_their_constants(low: float, high: float, name: str) -> None:
     c = 0.9 / high
-    found = loss_constants(name, low=low, high=high, c=c)
+    result = loss_constants(name, low=low, high=high, c=c)
     d = divergence(name)
     r = torch.linspace(low, high, 301, dtype=torch.float64)
     first = d.l1(r.log())
     second = c * first - d.df(r.log())
     slack = 1 + 1e-9
-    assert float(first.abs().max()) <= found.delta * slack
-    assert float(second.max() - second.min()) / 2 <= found.delta * slack
-    assert float(first.min()) == pytest.approx(found.floor, rel=1e-9)
-    for loss, lipschitz in ((first, found.l1), (second, found.l2)):
+    assert float(first.abs().max()) <= result.delta * slack
+    assert float(second.max() - second.min()) / 2 <= result.delta * slack
+    assert float(first.min()) == pytest.approx(result.floor, rel=1e-9)
+    for loss, lipschitz in ((first, result.l1), (second, result.l2)):
         assert float((loss.diff() / r.diff()).abs().max()) <= lipschitz * (1 + 1e-5)
     shifted = replace(d, df=lambda s: d.df(s) + 7.0)  # f' is known up to a constant only
-    assert loss_constants(shifted, low=low, high=high, c=c).delta == pytest.approx(found.delta)
+    assert loss_constants(shifted, low=low, high=high, c=c).delta == pytest.approx(result.delta)
 
 
 def test_pu_has_constants_below_its_limit() -> None:
@@ -323,7 +324,7 @@ def test_mlp_bound_is_the_bound_with_frobenius_complexities() -> None:
     rng = np.random.default_rng(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     train, a, b = (rng.normal(size=(n, 3)) for n in (50, 30, 40))
-    found = mlp_ratio_error_bound(
+    result = mlp_ratio_error_bound(
         net, train=train, test={"a": a, "b": b}, which="lsif", low=0.2, high=5.0, c=0.15
     )
     weights = [p.detach().double().numpy() for p in net.parameters()]
@@ -339,14 +340,14 @@ def test_mlp_bound_is_the_bound_with_frobenius_complexities() -> None:
     ]
     # in log r: ℓ1 = e²ˢ/2 has slope z², ℓ2 = C e²ˢ/2 − eˢ has slope Cz² − z
     slope1, slope2 = 25.0, max(1 / (4 * 0.15), abs(0.15 * 25 - 5))
-    assert found.train_term == pytest.approx(8 * slope1 * r[0])
-    assert found.test_term == pytest.approx(8 * (0.15 * slope1 + slope2) * (r[1] + r[2]), rel=1e-6)
-    assert found.n_test == (30, 40)
+    assert result.train_term == pytest.approx(8 * slope1 * r[0])
+    assert result.test_term == pytest.approx(8 * (0.15 * slope1 + slope2) * (r[1] + r[2]), rel=1e-6)
+    assert result.n_test == (30, 40)
     same = mlp_ratio_error_bound(
         MLPClass.of(net),
         train=train, test={"a": a, "b": b}, which="lsif", low=0.2, high=5.0, c=0.15,
     )  # fmt: skip
-    assert same == found
+    assert same == result
 
 
 # all clients at once
@@ -363,7 +364,7 @@ def test_union_bound_over_two_clients() -> None:
     for problem, bound in zip((one, two), together.bounds.values(), strict=True):
         far = problem.deviation() - problem.p @ problem.deviation()
         lucky.append((far <= bound.deviation / 2).reshape(n, m))
-    # joint law: own training rows, common test rows
+    # joint distribution: own training rows, common test rows
     tests = one.p.reshape(n, m).sum(axis=0)
     own = [p.p.reshape(n, m).sum(axis=1) for p in (one, two)]
     both = np.einsum("i,j,m,im,jm->", *own, tests, *(x.astype(float) for x in lucky))
@@ -419,7 +420,7 @@ def test_bad_input_is_named() -> None:
     for change, words in (
         ({"delta": 0.0}, "delta must be a number above 0 and below 1; got 0.0"),
         ({"n_train": 0}, "n_train must be a whole number of at least 1"),
-        ({"n_test": [1, 2, 3]}, "one for each of 2 laws; got 3"),
+        ({"n_test": [1, 2, 3]}, "one for each of 2 distributions; got 3"),
         ({"test_complexity": [0.1, -1.0]}, "test_complexity must be of at least 0; got -1.0"),
         ({"c_error": -0.1}, "c_error"),
     ):

@@ -32,22 +32,22 @@ def test_fixed_design_against_simulated_labels(weighted: bool) -> None:
     rng = np.random.default_rng(0)
     states = rng.choice(3, size=12, p=TRAIN)
     x, w = ATOMS[states], RATIO[states] if weighted else np.ones(12)
-    found = fixed_design(
+    result = fixed_design(
         x=x, weight=w if weighted else None, theta=THETA, noise=NOISE, ridge=RIDGE, moment=MOMENT
     )
     many = 40_000
     y = (x @ THETA)[:, None] + np.sqrt(NOISE) * rng.normal(size=(12, many))
     off = fit(x, y, w, RIDGE) - THETA[:, None]
     error = np.einsum("im,ij,jm->m", off, MOMENT, off)
-    assert found.excess == pytest.approx(error.mean(), abs=4 * error.std() / np.sqrt(many))
+    assert result.excess == pytest.approx(error.mean(), abs=4 * error.std() / np.sqrt(many))
     mean = off.mean(axis=1)
-    assert found.bias == pytest.approx(mean @ MOMENT @ mean, rel=0.05)
-    assert found.designs == 1
+    assert result.bias == pytest.approx(mean @ MOMENT @ mean, rel=0.05)
+    assert result.designs == 1
     # B + V is the excess squared error on fresh test rows, labels and all
     at = rng.choice(3, size=many, p=TEST)
     fresh = ATOMS[at] @ THETA + np.sqrt(NOISE) * rng.normal(size=many)
     excess = (fresh - np.sum(ATOMS[at] * (off.T + THETA), axis=1)) ** 2 - NOISE
-    assert found.excess == pytest.approx(excess.mean(), abs=4 * excess.std() / np.sqrt(many))
+    assert result.excess == pytest.approx(excess.mean(), abs=4 * excess.std() / np.sqrt(many))
 
 
 def all_designs(n: int, weighted: bool) -> tuple[float, float]:
@@ -74,15 +74,15 @@ def test_random_design_against_all_designs(weighted: bool) -> None:
         return ATOMS[at], RATIO[at] if weighted else None
 
     options = {"draw": draw, "theta": THETA, "noise": NOISE, "ridge": RIDGE, "moment": MOMENT}
-    found = random_design(**options, designs=4000)
+    result = random_design(**options, designs=4000)
     bias, variance = all_designs(4, weighted)
-    assert abs(found.bias - bias) < 4 * found.bias_error
-    assert abs(found.variance - variance) < 4 * found.variance_error
-    assert 0 < found.bias_error < 0.1 * bias
-    assert 0 < found.variance_error < 0.1 * variance
-    assert found == random_design(**options, designs=4000)
-    assert found != random_design(**options, designs=4000, seed=1)
-    assert "over 4000 designs" in repr(found)
+    assert abs(result.bias - bias) < 4 * result.bias_error
+    assert abs(result.variance - variance) < 4 * result.variance_error
+    assert 0 < result.bias_error < 0.1 * bias
+    assert 0 < result.variance_error < 0.1 * variance
+    assert result == random_design(**options, designs=4000)
+    assert result != random_design(**options, designs=4000, seed=1)
+    assert "over 4000 designs" in repr(result)
 
 
 seeds = st.integers(0, 10_000)
@@ -121,7 +121,7 @@ def test_bad_input_is_named() -> None:
     good = {"x": np.eye(2), "theta": [1.0, 1.0], "noise": 1.0, "ridge": 1.0, "moment": np.eye(2)}
     assert fixed_design(**good) == RidgeRisk(bias=0.5, variance=0.5)
     for change, words in (
-        ({"ridge": 0.0, "weight": [1.0, 0.0]}, "give a ridge above zero"),
+        ({"ridge": 0.0, "weight": [1.0, 0.0]}, "set a ridge above zero"),
         ({"ridge": -1.0}, "ridge must be a number of at least 0"),
         ({"theta": [1.0, 2.0, 3.0]}, "theta must be numbers of shape"),
         ({"weight": [1.0, -1.0]}, "weight must be of at least 0; got -1.0 in place 1"),

@@ -1,6 +1,6 @@
-"""What runs at a site: hands each question to the site's warm worker, or answers it here."""
+"""Runs at a site: passes each request to the site's worker, or handles it here."""
 
-from fedshift.deploy.files import Files
+from fedshift.deploy.site_file import FileDescription
 from fedshift.federation.flower import client_app
 
-app = client_app(Files())
+app = client_app(FileDescription())

@@ -1,1 +1,1 @@
-"""Tensors in, tensors out: the mathematics every other room stands on."""
+"""The mathematics that all other packages use: functions of arrays and tensors."""

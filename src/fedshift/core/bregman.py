@@ -1,19 +1,22 @@
 r"""Bregman divergences for ratio matching, and their non-negative correction.
 
-For a strictly convex f, the divergence of a model r from the true ratio r* is, up to a constant,
+"The paper" is Ramezani-Kebrya et al. (TMLR 2023). For a strictly convex f, the divergence of a
+model r from the true ratio r* is, up to a constant,
 
 .. math:: E_{source}\,\ell_1(r) - E_{target}\,f'(r),
           \qquad \ell_1(z) = f'(z) z - f(z) + f(0),
 
-minimised by r = r*. The f(0) matters: ℓ1 is non-decreasing, so this makes ℓ1 ≥ 0, and only then
-is the clamp below valid (the form printed for LSIF, (z² − 1)/2, has the wrong minimiser).
+The minimiser is r = r*. ℓ1 is non-decreasing, so adding f(0) makes ℓ1 ≥ 0. The non-negative form
+below, which contains max(0, A), is valid only if ℓ1 ≥ 0. (The paper's definition of ℓ1 omits f(0).
+For least-squares importance fitting, LSIF, it gives ℓ1 = (z² − 1)/2, which is negative for z < 1.
+With that ℓ1, the non-negative form has a wrong minimiser.)
 
-The non-negative form, for K target laws and 0 < C < 1/sup r*:
+The non-negative form, for K target distributions with mixture "pool" and for 0 < C < 1/sup r*, is
 
 .. math:: A = E_{source}\,\ell_1(r) - K C\,E_{pool}\,\ell_1(r), \quad
           B = K\,E_{pool}\,[C \ell_1(r) - f'(r)], \quad \min_r\ \max(0, A) + B.
 
-Everything takes **log** ratios, so nothing overflows before it has to.
+All functions take **log** ratios, which makes overflow less likely.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class Divergence:
     df : callable
         s ↦ f'(eˢ), up to a constant.
     log_bound : float
-        Log ratios must stay below this (infinite but for PU).
+        Log ratios must stay below this number: −log C for PU, infinity for the others.
     """
 
     name: str
@@ -54,7 +57,7 @@ class Divergence:
 
 
 def from_convex(f: TensorMap, df: TensorMap, *, name: str = "custom") -> Divergence:
-    """The divergence of any strictly convex f on [0, ∞) with derivative `df`, as functions of r.
+    """Divergence of a strictly convex f on [0, ∞) with derivative `df`, both functions of r.
 
     Examples
     --------
@@ -65,12 +68,12 @@ def from_convex(f: TensorMap, df: TensorMap, *, name: str = "custom") -> Diverge
     """
     zero = torch.zeros((), dtype=torch.float64)
     at_zero = f(zero)
-    if bool(torch.isnan(at_zero)):  # z log z written plainly: take the limit from the right
+    if bool(torch.isnan(at_zero)):  # such as z log z: take the limit from the right
         at_zero = f(zero + 1e-300)
     if not bool(torch.isfinite(at_zero)):
         raise InputError(
             f"divergence {name!r} needs a finite f(0); got {float(at_zero)}; "
-            "ℓ1 cannot be made non-negative for this f"
+            "take another f, because ℓ1 cannot be made non-negative for this one"
         )
     offset = float(at_zero)
 
@@ -82,12 +85,12 @@ def from_convex(f: TensorMap, df: TensorMap, *, name: str = "custom") -> Diverge
 
 
 def lsif() -> Divergence:
-    """Least squares, f(z) = (z − 1)²/2: also uLSIF's and KMM's."""
+    """Least squares, f(z) = (z − 1)²/2. uLSIF and KMM minimise it too."""
     return Divergence("lsif", lambda s: (2.0 * s).exp() / 2.0, torch.exp)
 
 
 def ukl() -> Divergence:
-    """Unnormalised Kullback-Leibler, f(z) = z log z − z: also KLIEP's."""
+    """Unnormalised Kullback-Leibler, f(z) = z log z − z. KLIEP minimises it too."""
     return Divergence("ukl", torch.exp, lambda s: s)
 
 
@@ -97,9 +100,12 @@ def lr() -> Divergence:
 
 
 def robust(alpha: float = 0.5) -> Divergence:
-    """Basu's power divergence, f(z) = (z^(α+1) − z)/α: α = 1 is twice LSIF, α → 0 is UKL."""
+    """Basu's power divergence, f(z) = (z^(α+1) − z)/α.
+
+    For α = 1 it is twice LSIF, and in the limit α → 0 it is UKL.
+    """
     if not alpha > 0:
-        raise InputError(f"robust divergence needs alpha > 0; got {alpha}; alpha → 0 is 'ukl'")
+        raise InputError(f"'robust' needs alpha > 0; got {alpha}; for the limit 0 use 'ukl'")
     return Divergence(
         "robust",
         lambda s: ((1.0 + alpha) * s).exp(),
@@ -110,11 +116,12 @@ def robust(alpha: float = 0.5) -> Divergence:
 def pu(c: float) -> Divergence:
     """Positive-unlabelled: the logistic loss of the scaled ratio z = C r in (0, 1).
 
-    The printed f needs r < 1 everywhere, which no two different laws satisfy; modelling C r with
-    C < 1/sup r mends it. ℓ1 = −log(1 − z) and f' = C (log z − log(1 − z)).
+    The f that the paper prints needs r < 1 everywhere, which no two different distributions
+    satisfy. Modelling C r with C < 1/sup r fixes that. The divergence then has ℓ1 = −log(1 − z)
+    and f' = C (log z − log(1 − z)).
     """
     if not c > 0:
-        raise InputError(f"PU needs C > 0, at most one over the largest ratio; got {c}")
+        raise InputError(f"'pu' needs C > 0; got {c}; set C = 1 / a bound on the ratio, or bound=")
     log_c = math.log(c)
 
     def log1m(s: Tensor) -> Tensor:  # log(1 − C eˢ); the floor keeps the edge finite
@@ -133,12 +140,12 @@ NAMES = (*_BY_NAME, "pu")
 
 
 def divergence(which: str | Divergence, *, c: float | None = None) -> Divergence:
-    """A divergence by name: lsif, ukl, lr, robust, or pu, which needs C."""
+    """Return the divergence of a name: lsif, ukl, lr, robust, or pu. Only pu needs `c`."""
     if isinstance(which, Divergence):
         return which
     if which == "pu":
         if c is None:
-            raise InputError("divergence 'pu' needs C, one over a bound on the ratio; give bound=")
+            raise InputError("divergence 'pu' needs C, one over a bound on the ratio; set bound=")
         return pu(c)
     if which not in _BY_NAME:
         raise InputError(f"divergence must be one of {', '.join(NAMES)}; got {which!r}")
@@ -146,7 +153,7 @@ def divergence(which: str | Divergence, *, c: float | None = None) -> Divergence
 
 
 def mean(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Expectation under weights that sum to one, or the plain mean."""
+    """Expectation under weights that sum to one, or the plain mean without weights."""
     return values.mean() if weight is None else torch.dot(weight, values)
 
 
@@ -156,7 +163,7 @@ def nonnegative_parts(
     which: Divergence,
     *,
     c: float,
-    n_laws: int = 1,
+    n_targets: int = 1,
     source_weight: Tensor | None = None,
     target_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -165,23 +172,23 @@ def nonnegative_parts(
     Parameters
     ----------
     source, target : Tensor (n,), (m,)
-        Log ratios (of the sum over laws) at source rows and at rows of the pooled target.
+        Log ratios of the sum over targets, at source rows and at rows of the pooled target.
     c : float
-        0 < C < 1/sup r; at C = 0 there is no correction.
-    n_laws : int
-        K, the number of target laws in the pool.
+        C, with 0 < C < 1/sup r for ratios r. With C = 0 there is no correction.
+    n_targets : int
+        K, the number of target distributions in the pool.
     """
     l1_target = mean(which.l1(target), target_weight)
-    a = mean(which.l1(source), source_weight) - n_laws * c * l1_target
-    b = n_laws * (c * l1_target - mean(which.df(target), target_weight))
+    a = mean(which.l1(source), source_weight) - n_targets * c * l1_target
+    b = n_targets * (c * l1_target - mean(which.df(target), target_weight))
     return a, b
 
 
 def training_loss(a: Tensor, b: Tensor, penalty: Tensor | float = 0.0) -> Tensor:
-    """What one mini-batch descends on.
+    """Loss of one mini-batch for gradient descent.
 
-    A ≥ 0: A + B + penalty. A < 0, a sign of over-fitting: −A + penalty, so that a descent step
-    *raises* A.
+    A and B are those of `nonnegative_parts`. If A ≥ 0, the loss is A + B + penalty. A < 0 is a sign
+    of over-fitting; then the loss is −A + penalty, so that a descent step *raises* A.
     """
     return torch.where(a >= 0, a + b, -a) + penalty
 

@@ -1,13 +1,14 @@
-r"""Calibrating and stacking log ratios on rows their models have not seen.
+r"""Calibrate and stack log ratios on held-out rows.
 
-A model that is right about *which* rows are more target-like is often wrong about *how much*:
-its log ratio runs off to infinity where the truth is bounded. `Saturation` mends that with four
-numbers. Suppose the shift only changes the proportions of two groups; then
+A model may rank rows correctly by how target-like they are and still return wrong ratios: its log
+ratio tends to infinity where the true ratio is bounded. `Saturation` corrects that with four
+numbers: slope a, shift b, and the bounds log r0 and log r1. If the shift only changes the
+proportions of two groups, by the factors r0 and r1, then
 
 .. math:: r(x) = \frac{r_0 + r_1 e^{u}}{1 + e^{u}}, \qquad u = a\,s(x) + b,
 
-with s the model's log ratio, u the log odds of the second group, and r between r0 and r1. With
-r0 → 0 and r1 → ∞ it is the straight line a s + b, so nothing is lost where no bound exists.
+where s is the model's log ratio, u is the log odds of the second group, and r lies between r0 and
+r1. For r0 → 0 and r1 → ∞ the map is the straight line a s + b, so unbounded ratios fit as well.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ Side = tuple[Float64Array, Float64Array, float]
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What held-out rows say of log ratios: the log loss of telling target from source.
+class RatioEvidence:
+    """Log loss of log ratios on held-out rows: how well they separate target from source.
 
-    Every row counts once, so unequal samples are used as efficiently as they can be; the log
-    ratio s enters as the log odds s + log(n_target/n_source).
+    The two samples are pooled in proportion to their numbers of rows, which is statistically
+    efficient if they differ in size. The log ratio s enters as the log odds
+    s + log(n_target/n_source).
 
     Attributes
     ----------
     source, target : ndarray (n,), (n',)
-        Weights of the rows; together they sum to one.
+        Weights of the rows. Both together sum to one.
     offset : float
         log(n_target / n_source).
     """
@@ -45,19 +47,22 @@ class Evidence:
     offset: float
 
     @classmethod
-    def of(cls, source: Float64Array, target: Float64Array) -> Evidence:
-        """Evidence from two laws' row weights, each summing to one."""
+    def of(cls, source: Float64Array, target: Float64Array) -> RatioEvidence:
+        """Create the evidence from the row weights of both samples, each summing to one."""
         n_s, n_t = len(source), len(target)
         total = n_s + n_t
         return cls(source * (n_s / total), target * (n_t / total), math.log(n_t / n_s))
 
     @property
     def n(self) -> int:
-        """Number of rows; times it, a difference of losses is in nats."""
+        """Number of rows. A mean loss times this number is a summed loss, in nats."""
         return len(self.source) + len(self.target)
 
     def sides(self, source: Float64Array, target: Float64Array) -> tuple[Side, Side]:
-        """(log odds, weights, sign) of both laws; the loss is Σ w softplus(sign · log odds)."""
+        """(log odds, weights, sign) of both samples.
+
+        The loss is Σ w softplus(sign · log odds).
+        """
         return (
             (source + self.offset, self.source, 1.0),
             (target + self.offset, self.target, -1.0),
@@ -90,13 +95,13 @@ class Saturation:
     LIMIT = 12.0
 
     def __call__(self, log_ratio: Float64Array) -> Float64Array:
-        """Mapped log ratios."""
+        """Map log ratios."""
         u = self.slope * log_ratio + self.shift
         return np.asarray(np.logaddexp(self.low, self.high + u) - np.logaddexp(0.0, u))
 
     @classmethod
-    def fit(cls, source: Float64Array, target: Float64Array, evidence: Evidence) -> Saturation:
-        """The map with the lowest log loss on held-out log ratios."""
+    def fit(cls, source: Float64Array, target: Float64Array, evidence: RatioEvidence) -> Saturation:
+        """Find the map with the lowest log loss on held-out log ratios."""
 
         def of(t: Float64Array) -> Saturation:
             return cls(float(np.exp(t[0])), float(t[1]), -float(np.exp(t[2])), float(np.exp(t[3])))
@@ -129,18 +134,23 @@ class Saturation:
 
 
 def worthwhile_saturation(
-    source: Float64Array, target: Float64Array, evidence: Evidence
+    source: Float64Array, target: Float64Array, evidence: RatioEvidence
 ) -> Saturation | None:
-    """A saturation, if its gain on held-out rows outweighs its three extra numbers (BIC)."""
-    fitted = Saturation.fit(source, target, evidence)
-    gain = evidence.loss(source, target) - evidence.loss(fitted(source), fitted(target))
-    return fitted if evidence.n * gain > 1.5 * math.log(evidence.n) else None
+    """Fit a saturation; return None unless it lowers the held-out loss enough.
+
+    On n held-out rows, the summed loss must be lower than that of the unchanged log ratios by more
+    than 1.5 log n. That is the penalty of the Bayesian information criterion (BIC) for three
+    parameters. The saturation has four, so the rule is slightly milder than the criterion.
+    """
+    bend = Saturation.fit(source, target, evidence)
+    gain = evidence.loss(source, target) - evidence.loss(bend(source), bend(target))
+    return bend if evidence.n * gain > 1.5 * math.log(evidence.n) else None
 
 
 def stack(
-    source: Float64Array, target: Float64Array, evidence: Evidence
+    source: Float64Array, target: Float64Array, evidence: RatioEvidence
 ) -> tuple[Float64Array, float]:
-    """Non-negative coefficients and an intercept that combine held-out log ratios.
+    """Stack held-out log ratios: minimise the log loss of ``scores @ coefficients + intercept``.
 
     Parameters
     ----------
@@ -150,8 +160,8 @@ def stack(
     Returns
     -------
     coefficients : ndarray (m,)
+        Non-negative.
     intercept : float
-        Minimise the log loss of ``scores @ coefficients + intercept``.
     """
     m = source.shape[1]
 

@@ -1,4 +1,4 @@
-"""Hashes that tell whether two things are the same numbers."""
+"""Hashes of text and numbers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Iterable
 import torch
 
 
-def digest(said: str, numbers: Iterable[torch.Tensor] = ()) -> str:
-    """A hash of words and of the values of tensors one after the other, on any device.
+def digest(text: str, numbers: Iterable[torch.Tensor] = ()) -> str:
+    """Hash a text and the values of tensors, in order, on any device.
 
-    Values are hashed in float64; where the tensors' shapes matter, `said` must tell them.
+    Values are hashed in float64. Shapes are not part of the hash; if they matter, add them to
+    `text`.
 
     >>> digest("a", [torch.ones(2)]) == digest("a", [torch.ones(2, dtype=torch.float64)])
     True
     """
-    found = hashlib.blake2b(said.encode(), digest_size=16)
+    out = hashlib.blake2b(text.encode(), digest_size=16)
     for t in numbers:
-        found.update(t.detach().cpu().double().numpy().tobytes())
-    return found.hexdigest()
+        out.update(t.detach().cpu().double().numpy().tobytes())
+    return out.hexdigest()

@@ -1,7 +1,7 @@
-"""Feature maps for models that are linear in what they learn.
+"""Feature maps for linear models.
 
-A map is made from the pooled rows of source and target and never changes when the two are
-exchanged, so that ratios built on it change sign and nothing else.
+A map is fitted on the pooled rows of source and target. It does not change when source and target
+are exchanged, so the exchange changes only the sign of log ratios that are fitted on the map.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NAMES: tuple[FeatureName, ...] = ("linear", "squares", "quadratic", "kernel")
 
 
 def pooled_moments(*samples: Sample) -> tuple[Float64Array, Float64Array]:
-    """Mean and standard deviation per column of the rows of several samples, by size.
+    """Mean and standard deviation of each column over several samples, weighted by their size.
 
-    Columns that do not vary get standard deviation one.
+    Constant columns get standard deviation one.
     """
     total = float(sum(len(s) for s in samples))
     shift = samples[0].flat[0].astype(np.float64)
@@ -49,12 +49,12 @@ def _largest(sample: Sample, shift: Float64Array) -> Float64Array:
     return np.asarray(np.max(parts, axis=0), dtype=np.float64)
 
 
-#: standard deviations beyond which a value is cut, so that no row's arithmetic overflows
+#: values are clipped at this many standard deviations, to prevent overflow
 FAR = 1e6
 
 
 def standardise(x: FloatArray, mean: Float64Array, sd: Float64Array) -> Float64Array:
-    """Rows as vectors in standard units, cut at ± `FAR`."""
+    """Return rows as standardised vectors, clipped at ± 10⁶ standard deviations (`FAR`)."""
     with np.errstate(over="ignore"):
         z = (x.reshape(len(x), -1).astype(np.float64) - mean) / sd
     return np.asarray(np.clip(z, -FAR, FAR))
@@ -69,16 +69,19 @@ def feature_map(
     n_centers: int = 250,
     shared_scale: bool = False,
 ) -> tuple[FeatureMap, int]:
-    """A feature map fitted on pooled rows, and its number of features.
+    """Fit a feature map on pooled rows; return it with its number of features.
 
     Parameters
     ----------
     name : {"linear", "squares", "quadratic", "kernel"}
-        Standardised columns z; z and z²; z and all products z_i z_j; or Gaussian kernels
-        exp(−d²/(2 (width·m)²)), m the median distance, at `n_centers` rows, rotated and scaled
-        (Nyström) so that a ridge on the coefficients is the norm of the kernel's space.
+        "linear": standardised columns z. "squares": z and z². "quadratic": z and all products
+        z_i z_j. "kernel": Gaussian kernels exp(−d²/(2 (width·m)²)), where d is the distance of a
+        row to one of `n_centers` rows, and m is the median distance between these rows. The kernels
+        are rotated and scaled (Nyström), so that the ridge penalty on the coefficients is the
+        squared norm of the function in the kernel's space.
     shared_scale : bool
-        Divide every column by one common scale, as for pixels, instead of each by its own.
+        Divide all columns by one common scale, as is usual for pixels. By default each column is
+        divided by its own standard deviation.
     """
     if name not in NAMES:
         raise InputError(f"features must be one of {', '.join(NAMES)}; got {name!r}")

@@ -1,23 +1,29 @@
-"""Nothing half-written: files appear under their name only when they are whole."""
+"""Atomic writes, and a TOML reader.
+
+A write is atomic if the file appears under its name only once it is complete.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from fedshift.errors import OutputError
+from fedshift.errors import InputError, OutputError
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its name when the body ends without an error.
+    """Yield a temporary path; rename it to `path` when the body ends without an error.
 
-    Content reaches the disk before its name does, and the name before this returns: a power cut
-    leaves the old file or the new one. On a solid-state disk that costs about a millisecond.
+    The content reaches the disk before the rename, and the rename before this function returns.
+    After a power cut there is either the old file or the new one. On a solid-state disk, waiting
+    for the disk costs about a millisecond.
     """
     path = Path(path)
     try:
@@ -33,8 +39,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except OSError as error:
         raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; free some room or choose another "
-            "folder; the old file, if any, is untouched"
+            f"cannot write {path}: {error.strerror or error}; free disk space or choose another "
+            "folder; an old file of this name is unchanged"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -43,13 +49,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot
             raise OutputError(
-                f"cannot bring the name of {path} to the disk: {error.strerror or error}; look at "
-                "the disk; the file is there, and may be gone after a power cut"
+                f"cannot sync the folder of {path}: {error.strerror or error}; check the disk; "
+                "the file is written but may be lost in a power cut"
             ) from error
 
 
 def _empty_beside(path: Path) -> Path:
-    """A new file under a name of its own, open to whom the umask lets in."""
+    """Create an empty file with a unique name and the permissions that the umask allows."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     return temporary
@@ -64,7 +70,24 @@ def _to_disk(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file whole or not at all."""
+    """Write a text file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
+
+
+def read_toml(path: Path, what: str, *, fix: str = "pass a TOML file in UTF-8") -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read or is not TOML. The message calls the file `what` and ends with
+        `fix`.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"cannot read {what} {path}: {error.strerror or error}; {fix}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{what} {path} must be TOML: {error}; {fix}") from None

@@ -1,13 +1,15 @@
-r"""Ridge logistic regression as a path, by Newton's method over blocks of rows.
+r"""Ridge logistic regression along a path of ridges, by Newton's method over blocks of rows.
 
-Minimises, for every ridge λ of a path,
+For every ridge λ of the path, these functions minimise
 
 .. math:: \sum_i w_i\,[\mathrm{softplus}(\eta_i) - y_i \eta_i] + \tfrac{λ}{2} \sum_j v_j β_j^2,
           \qquad \eta_i = β_0 + φ(x_i)^\top β + o,
 
-with the intercept free. `sparse_path` re-solves with v_j = 1/(β_j² + ε), which drives small
-coefficients to zero and leaves large ones alone (adaptive ridge). Rows are visited block by block,
-so memory does not grow with their number; the cost of a step is O(n p²).
+where w_i is the weight, y_i the label (0 or 1) and φ(x_i) the p features of row i of n. o is a
+constant offset, and there is no penalty on the intercept β_0. `ridge_path` uses v_j = 1.
+`sparse_path` solves again with v_j = 1/(β_j² + ε) for a small ε, which drives small coefficients to
+zero and leaves large ones unchanged (adaptive ridge). Rows are read block by block, so memory does
+not grow with their number. A step costs O(n p²).
 """
 
 from __future__ import annotations
@@ -32,36 +34,32 @@ def ridge_path(
     ridges: Sequence[float],
     offset: float = 0.0,
     tol: float = 1e-9,
-    max_steps: int = 50,
-    start: Float64Array | None = None,
 ) -> tuple[Float64Array, bool]:
-    """Coefficients along a path of ridges, each started from the one before.
+    """Coefficients along a path of ridges; each fit starts from the previous fit.
 
     Parameters
     ----------
     blocks : callable
-        Gives a fresh pass over the rows; weights sum to one over a pass.
+        Returns a new pass over the rows. Weights sum to one over a pass.
     p : int
         Number of features.
     ridges : sequence of float
-        From strong to weak, so that the warm start helps.
+        From strong to weak, so that warm starts help.
     offset : float
-        Added to the linear predictor, not learned.
-    start : ndarray (1 + p,), optional
-        Where the first Newton step starts; zero by default.
+        Constant o of the linear predictor.
 
     Returns
     -------
     coefficients : ndarray (len(ridges), 1 + p)
         Intercept first.
     converged : bool
-        Whether every λ met the tolerance on the decrease of the loss.
+        Whether the fit met the tolerance for every λ.
     """
-    beta = np.zeros(1 + p) if start is None else start
+    beta = np.zeros(1 + p)
     path = np.empty((len(ridges), 1 + p))
     converged = True
     for i, ridge in enumerate(ridges):
-        beta, ok = _newton(blocks, beta, np.full(p, ridge), offset, tol, max_steps)
+        beta, ok = _newton(blocks, beta, np.full(p, ridge), offset, tol, 50)
         path[i] = beta
         converged &= ok
     return path, converged
@@ -76,10 +74,11 @@ def sparse_path(
     rounds: int = 6,
     tol: float = 1e-7,
 ) -> Float64Array:
-    """Coefficients along a path of adaptive ridges; a λ near log(n)/(2n) acts like BIC.
+    """Coefficients along a path of adaptive ridges.
 
-    Each λ starts from the nearly unpenalised fit and repeats Newton solves with the penalty
-    λ/(β² + ε), ε = 1e-6: the limit penalises the *number* of coefficients.
+    For n rows, a λ near log(n)/(2n) acts like the Bayesian information criterion (BIC). For
+    each λ, Newton's method starts from a nearly unpenalised fit and is repeated with the penalty
+    λ/(β² + ε), ε = 1e-6. For ε → 0 this penalises the *number* of non-zero coefficients.
 
     Returns
     -------

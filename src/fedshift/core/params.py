@@ -1,4 +1,4 @@
-"""Checks of constructor parameters, made when `fit` is called."""
+"""Checks of parameters."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ from typing import Any
 from fedshift.errors import InputError
 
 
-def whole(owner: object, name: str, *, least: int = 1) -> int:
-    """A parameter that must be a whole number, at least `least`."""
-    value: Any = getattr(owner, name)
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise InputError(
-            f"{type(owner).__name__}: {name} must be a whole number of at least {least}; "
-            f"got {value!r}"
-        )
+def is_whole(value: Any, least: int = 1) -> bool:
+    """Whether a value is a whole number of at least `least`. True and False are not."""
+    good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return good and int(value) >= least
+
+
+def whole_number(value: Any, name: str, *, least: int = 1) -> int:
+    """Return a whole number of at least `least`, or raise InputError with `name`."""
+    if not is_whole(value, least):
+        raise InputError(f"{name} must be a whole number of at least {least}; got {value!r}")
     return int(value)
 
 
+def whole(owner: object, name: str, *, least: int = 1) -> int:
+    """Return an attribute that must be a whole number of at least `least`."""
+    return whole_number(getattr(owner, name), f"{type(owner).__name__}: {name}", least=least)
+
+
 def positive(owner: object, name: str) -> float:
-    """A parameter that must be a positive, finite number."""
+    """Return an attribute that must be a positive, finite number."""
     value: Any = getattr(owner, name)
     good = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (good and 0 < value < math.inf):
@@ -32,7 +39,7 @@ def positive(owner: object, name: str) -> float:
 
 
 def nearest(value: object, choices: Iterable[str]) -> str:
-    """The end of an error: the choices, what was got, and the nearest choice if one is near."""
+    """End of an error message: the choices, the value, and a similar choice if there is one."""
     known = list(choices)
     near = difflib.get_close_matches(str(value), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -40,7 +47,7 @@ def nearest(value: object, choices: Iterable[str]) -> str:
 
 
 def one_of(owner: object, name: str, choices: Sequence[str]) -> str:
-    """A parameter that must be one of a few words; a near miss is named."""
+    """Return an attribute that must be one of `choices`; the error suggests a similar one."""
     value: Any = getattr(owner, name)
     if isinstance(value, str) and value in choices:
         return value

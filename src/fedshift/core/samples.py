@@ -1,9 +1,10 @@
-"""Samples of laws: checked rows with weights, in an order that depends on their content alone.
+"""Samples of distributions: checked rows with weights, ordered by content.
 
-An estimator never sees what a user passed in; it sees two `Sample` objects. A sample is the
-empirical law of its rows: sorted by a hash of their content, with as few copies of each as keep
-the law (a set given three times is kept once, a value that really occurs thrice as often as
-another stays so). So *every* estimator is blind to row order and to duplicating a sample set.
+Estimators work on `Sample` objects and not on the user's arrays. A sample is the empirical
+distribution of its rows: sorted by a hash of their content, with the fewest copies of each row that
+keep the distribution. (A data set repeated three times is reduced to one copy; a row that occurs
+three times as often as another keeps that proportion.) So no estimator depends on the order of the
+rows or on repeating the whole data set.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.floating[Any]]
 Float64Array = npt.NDArray[np.float64]
 Rows = npt.ArrayLike | torch.Tensor
-Laws = Rows | Mapping[Any, Rows]
+RowSets = Rows | Mapping[Any, Rows]
 
-#: Rows handled at a time where memory must stay bounded.
+#: Rows per block where memory must stay bounded.
 BLOCK = 65_536
 
 
 def as_rows(x: Rows, *, name: str) -> FloatArray:
-    """Checked rows as a float array of shape (n, ...), at least 2-d, finite, contiguous.
+    """Check rows and return a finite, contiguous float array (n, ...) of at least 2 dimensions.
 
-    Float32 and float64 are kept; float16 becomes float32; integers and booleans become float64.
+    Float32 and float64 stay as they are; float16 becomes float32; integers and booleans become
+    float64.
 
     Parameters
     ----------
     x : array-like or torch.Tensor
         Rows along the first axis. A 1-d array is one column.
     name : str
-        What to call the thing in an error.
+        Name of the rows in an error.
 
     Raises
     ------
@@ -80,7 +82,7 @@ def as_rows(x: Rows, *, name: str) -> FloatArray:
     if a.shape[0] == 0 or 0 in a.shape[1:]:
         raise InputError(
             f"{name} must have at least one row and one column; got shape {a.shape}; "
-            "check the filter that made it"
+            "check how the rows were filtered"
         )
     if a.dtype.kind in "biu":
         a = _integers_as_float64(a, name)
@@ -96,8 +98,8 @@ def _integers_as_float64(a: Array, name: str) -> Float64Array:
     out = a.astype(np.float64)
     if a.dtype.itemsize == 8 and np.abs(out).max() > 2.0**53:
         warnings.warn(
-            f"{name} holds integers beyond 2**53, which float64 rounds; if they are identifiers, "
-            "drop that column, otherwise rescale it",
+            f"{name} holds integers beyond 2**53, which float64 rounds; drop the column if it "
+            "holds identifiers, otherwise rescale it",
             PrecisionLoss,
             stacklevel=4,
         )
@@ -119,10 +121,11 @@ def _check_finite(a: FloatArray, name: str) -> None:
 
 
 def row_hash(x: FloatArray) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each row's content, equal for equal rows whatever the float type.
+    """A 64-bit hash of each row's content, equal for equal rows of any float type.
 
-    Each value's bits are mixed (so that small integers, whose low bits are all zero, spread),
-    multiplied by a number of its own for the column, and summed modulo 2**64.
+    The bits of each value are mixed, multiplied by a number specific to the column, and summed
+    modulo 2**64. Without mixing, small integers would collide, because the low bits of their floats
+    are all zero.
     """
     flat = x.reshape(len(x), -1)
     columns = np.random.default_rng(0x5EED).integers(
@@ -144,16 +147,16 @@ def row_hash(x: FloatArray) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Sample:
-    """The empirical law of some rows.
+    """The empirical distribution of some rows.
 
     Attributes
     ----------
     x : ndarray (n, ...)
-        Rows ordered by content, in the fewest copies that keep the law.
+        Rows ordered by content, in the fewest copies that keep the distribution.
     weight : ndarray (n,)
         Probability of each row; sums to one.
-    inverse : ndarray (n_given,)
-        ``x[inverse]`` are the rows as they were given.
+    inverse : ndarray (n_original,)
+        ``x[inverse]`` are the original rows.
     """
 
     x: FloatArray
@@ -161,24 +164,28 @@ class Sample:
     inverse: npt.NDArray[np.intp]
 
     @classmethod
-    def of(cls, *laws: FloatArray) -> Sample:
-        """The mixture of laws in which each law counts once, whatever its number of rows."""
-        hashes = [row_hash(rows) for rows in laws]
+    def of(cls, *distributions: FloatArray) -> Sample:
+        """Mixture of distributions, all with equal weight, regardless of their numbers of rows."""
+        hashes = [row_hash(rows) for rows in distributions]
         reduced = [_fewest_copies(h) for h in hashes]
-        if len(laws) == 1:
-            kept, inverse = reduced[0]
-            return cls(laws[0][kept], np.full(len(kept), 1.0 / len(kept)), inverse)
-        x = np.concatenate([rows[kept] for rows, (kept, _) in zip(laws, reduced, strict=True)])
-        weight = np.concatenate([np.full(len(k), 1.0 / len(k)) for k, _ in reduced]) / len(laws)
+        if len(distributions) == 1:
+            keep, inverse = reduced[0]
+            return cls(distributions[0][keep], np.full(len(keep), 1.0 / len(keep)), inverse)
+        x = np.concatenate(
+            [rows[keep] for rows, (keep, _) in zip(distributions, reduced, strict=True)]
+        )
+        weight = np.concatenate([np.full(len(k), 1.0 / len(k)) for k, _ in reduced]) / len(
+            distributions
+        )
         key = np.concatenate([h[k] for h, (k, _) in zip(hashes, reduced, strict=True)])
-        kept, again = _fewest_copies(key, weight)
+        keep, again = _fewest_copies(key, weight)
         start = np.cumsum([0, *(len(k) for k, _ in reduced)])
         inverse = np.concatenate([again[i + a] for i, (_, a) in zip(start, reduced, strict=False)])
-        weight = weight[kept]
-        return cls(x[kept], weight / weight.sum(), inverse)
+        weight = weight[keep]
+        return cls(x[keep], weight / weight.sum(), inverse)
 
     def __len__(self) -> int:
-        """Number of rows kept."""
+        """Number of rows."""
         return len(self.x)
 
     @property
@@ -187,41 +194,42 @@ class Sample:
         return self.x.reshape(len(self.x), -1)
 
     def take(self, index: Array | slice) -> Sample:
-        """The law restricted to some rows (indices, a mask or a slice), renormalised."""
+        """Restrict the distribution to some rows (indices, a mask or a slice); renormalise it."""
         weight = self.weight[index]
         x = self.x[index]
         return Sample(x, weight / weight.sum(), np.arange(len(x)))
 
     def subset(self, most: int) -> npt.NDArray[np.intp]:
-        """Indices of at most `most` rows, the same random ones every time."""
+        """Indices of at most `most` rows; the random choice is the same every time."""
         if len(self) <= most:
             return np.arange(len(self))
         return np.sort(np.random.default_rng(0).permutation(len(self))[:most])
 
     def some(self, most: int) -> Sample:
-        """At most `most` rows of the law, the same random ones every time."""
+        """Reduce to at most `most` rows; the random choice is the same every time."""
         return self if len(self) <= most else self.take(self.subset(most))
 
     def map(self, x: FloatArray) -> Sample:
-        """The same law after its rows were transformed, row by row, into `x`."""
+        """Replace the rows by `x`, their row-by-row transformation; keep the weights."""
         return Sample(x, self.weight, self.inverse)
 
     def mean(self, values: Float64Array) -> float:
-        """Expectation of `values`, one a row, under this law."""
+        """Expectation of `values`, one per row, under this distribution."""
         return float(np.dot(self.weight, values))
 
 
 def _fewest_copies(
     key: npt.NDArray[np.uint64], weight: Float64Array | None = None
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Rows to keep, by key, when every key's count is divided by their greatest common divisor.
+    """Rows to keep when the count of every key is divided by their greatest common divisor.
 
-    Rows with the same key but another weight, of laws of different size, are different rows.
+    Rows of the same key but different weight, from distributions of different size, are different
+    rows.
 
     Returns
     -------
-    kept : indices into the rows, sorted by key
-    inverse : for every row, the position in `kept` of a copy of it
+    keep : indices into the rows, sorted by key
+    inverse : for every row, the position in `keep` of a copy of it
     """
     n = len(key)
     if weight is None:
@@ -254,37 +262,37 @@ def blocks(n: int, size: int = BLOCK) -> Iterator[slice]:
 
 
 def read_pair(
-    source: Rows, target: Laws, *, min_rows: int = 2
+    source: Rows, target: RowSets, *, min_rows: int = 2
 ) -> tuple[Sample, Sample, int, tuple[int, ...]]:
-    """Checked source and target laws.
+    """Check source and target rows and return their distributions.
 
     Parameters
     ----------
     source : rows (n, ...)
     target : rows (m, ...) or a mapping of name to rows
-        A mapping is a set of laws; the pooled law counts each once.
+        A mapping holds several distributions. The pooled target gives each equal weight.
     min_rows : int
-        Fewest rows a law may have.
+        Fewest rows of a distribution.
 
     Returns
     -------
     source, target : Sample
-    n_laws : int
-        Number of target laws.
+    n_targets : int
+        Number of target distributions.
     shape : tuple of int
         Shape of one row.
     """
     s = as_rows(source, name="source")
     if isinstance(target, Mapping):
         if not target:
-            raise InputError("target must hold at least one law; got an empty mapping")
+            raise InputError("target must map at least one name to its rows; got an empty mapping")
         named = {f"target[{key!r}]": rows for key, rows in target.items()}
     else:
         named = {"target": target}
     for name, rows in named.items():
         check_names(column_names(source), rows, name)
-    laws = {name: as_rows(rows, name=name) for name, rows in named.items()}
-    for name, rows in {"source": s, **laws}.items():
+    distributions = {name: as_rows(rows, name=name) for name, rows in named.items()}
+    for name, rows in {"source": s, **distributions}.items():
         if rows.shape[1:] != s.shape[1:]:
             raise InputError(
                 f"{name} must have rows of the same shape as source {s.shape[1:]}; "
@@ -293,14 +301,14 @@ def read_pair(
         if len(rows) < min_rows:
             raise InputError(
                 f"{name} must have at least {min_rows} rows; got {len(rows)}; "
-                "collect more rows or merge laws"
+                "collect more rows or merge distributions"
             )
-    _check_columns(s, list(laws.values()))
-    return Sample.of(s), Sample.of(*laws.values()), len(laws), s.shape[1:]
+    _check_columns(s, list(distributions.values()))
+    return Sample.of(s), Sample.of(*distributions.values()), len(distributions), s.shape[1:]
 
 
-def column_names(x: Laws) -> list[Any] | None:
-    """The columns of a data frame; None for anything else."""
+def column_names(x: RowSets) -> list[Any] | None:
+    """Column names of a data frame; None for anything else."""
     if isinstance(x, torch.Tensor | Mapping):
         return None
     # pyarrow's columns are the values
@@ -310,19 +318,20 @@ def column_names(x: Laws) -> list[Any] | None:
 
 
 def check_names(need: list[Any] | None, rows: Rows, name: str) -> None:
-    """Data frames must name the same columns in the same order; arrays cannot say."""
+    """Raise unless data frames have the same columns in the same order; arrays are not checked."""
     same_names(need, column_names(rows), name, of="source")
 
 
 def same_names(
     need: Sequence[Any] | None, have: Sequence[Any] | None, name: str, *, of: str
 ) -> None:
-    """Raise unless two lists of columns agree in names and order, where both are known.
+    """Raise unless two lists of columns agree in names and order; None agrees with any list.
 
     Parameters
     ----------
     name, of : str
-        What has the columns and whose it should have, for the error.
+        Names for the error message. `name` is the name of the checked rows, whose columns are
+        `have`. `of` is the name of the rows with the needed columns, `need`.
     """
     if have is None or need is None or list(have) == list(need):
         return
@@ -333,36 +342,36 @@ def same_names(
     listed = f" {[str(c) for c in need]}" if len(need) <= most else ""
     got = f": {[str(c) for c in have]}" if len(have) <= most else ""
     raise InputError(
-        f"{name} must have the columns{listed} of {of}, in their order; got a frame that "
-        f"{difference}{got}; reorder with df[list(columns)], columns being those of {of}"
+        f"{name} must have the same columns as {of}{listed}, in the same order; got a frame that "
+        f"{difference}{got}; use df[columns] with the list of the columns of {of}"
     )
 
 
-def _check_columns(source: FloatArray, laws: list[FloatArray]) -> None:
+def _check_columns(source: FloatArray, distributions: list[FloatArray]) -> None:
     low, high = source.min(axis=0), source.max(axis=0)
-    t_low = np.min([rows.min(axis=0) for rows in laws], axis=0)
-    t_high = np.max([rows.max(axis=0) for rows in laws], axis=0)
+    t_low = np.min([rows.min(axis=0) for rows in distributions], axis=0)
+    t_high = np.max([rows.max(axis=0) for rows in distributions], axis=0)
     constant = (low == high) & (t_low == t_high) & (low == t_low)
     # blank border pixels are ordinary, a constant column of a table is not
     if source.ndim == 2 and constant.any():
         names = _names(constant)
         if constant.all():
             raise InputError(
-                "source and target must differ somewhere; every column holds one and the same "
-                "value; check the file or the selection of columns"
+                "source and target need at least one column that varies; every column holds a "
+                "single value; check the file or the selection of columns"
             )
         warnings.warn(
-            f"columns {names} hold one value in source and target; they carry no information "
-            "about the shift; drop them to silence this",
+            f"columns {names} hold a single value in source and target, so they carry no "
+            "information about the shift; drop them to avoid this warning",
             ConstantColumns,
             stacklevel=4,
         )
     apart = (t_low > high) | (t_high < low)
     if apart.any():
         warnings.warn(
-            f"columns {_names(apart)} have no value in common: every target value lies outside "
-            "the source's range, so no weighting of source rows can stand for the target; check "
-            "units and coding, or drop the column",
+            f"in columns {_names(apart)} every target value lies outside the source's range, so "
+            "no weighting of source rows can represent the target; check units and coding, or "
+            "drop these columns",
             DisjointSupport,
             stacklevel=4,
         )

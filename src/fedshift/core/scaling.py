@@ -1,8 +1,8 @@
-r"""Calibration of class probabilities on rows a classifier has not seen, before label laws.
+r"""Calibration of class probabilities on held-out rows, before estimating label distributions.
 
-`bcts` fits a temperature and a bias for every class, `matrix_scaling` besides how much each class's
-score moves with every other's. `bcts_sums` and `newton` are the first in a federation: sites add
-sums, the server steps.
+`bcts` fits a temperature and one bias per class. `matrix_scaling` adds a matrix of class-to-class
+effects. `bcts_sums` and `newton` fit `bcts` in a federation: sites compute sums, and the server
+takes Newton steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from fedshift.core.label import FLOOR, read_law, read_probabilities
+from fedshift.core.label import FLOOR, listed, read_probabilities, read_shares
 from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError
 
@@ -34,7 +34,8 @@ class Calibration:
     bias : ndarray (k,)
         Sums to zero.
     rounds : int
-        Gradients its fit took: what calibrating in a federation costs.
+        Number of gradient evaluations of the fit. In a federation each would cost one round of
+        communication.
     """
 
     temperature: float
@@ -59,19 +60,20 @@ def bcts(
 ) -> Calibration:
     """Fit bias-corrected temperature scaling by maximum likelihood.
 
-    At the optimum the mean calibrated probability of each class equals its share among `labels`:
-    what MLLS needs to be unbiased.
+    At the optimum the mean calibrated probability of each class equals its share among `labels`.
+    Maximum-likelihood label shift (`mlls`) is unbiased only if that holds.
 
     Parameters
     ----------
     probabilities : array (n, k)
-        Predictions for rows that the classifier did not see.
+        Predictions for held-out rows.
     labels : int array (n,)
         Class numbers 0 to k − 1.
     weight : array (n,), optional
     spread : float
-        Standard deviation of a normal belief about the log temperature. A few rows that happen to
-        be all right would make the likeliest temperature zero.
+        Standard deviation of a normal prior on the log temperature. Without a prior, the
+        maximum-likelihood temperature is zero if all rows are classified correctly, as may happen
+        with few rows.
 
     Examples
     --------
@@ -85,26 +87,26 @@ def bcts(
     y = np.asarray(labels, dtype=np.intp)
     if y.shape != (n,) or y.min() < 0 or y.max() >= k:
         raise InputError(
-            f"labels must be {n} class numbers from 0 to {k - 1}, one a row of probabilities; got "
-            f"shape {y.shape}; encode the classes in the order of the columns"
+            f"labels must be {n} class numbers from 0 to {k - 1}, one per row of probabilities; "
+            f"got {listed(np.unique(y).tolist())}, shape {y.shape}; number them like the columns"
         )
     if not spread > 0:
         raise InputError(f"spread must be a positive number or inf; got {spread}; 0.5 is usual")
-    w = np.full(n, 1.0 / n) if weight is None else read_law(weight, n, "weight")
+    w = np.full(n, 1.0 / n) if weight is None else read_shares(weight, n, "weight")
     hit = np.zeros_like(logits)
     hit[np.arange(n), y] = 1.0
-    belief = float(np.square(w).sum()) / spread**2  # one over the effective number of rows
+    prior = float(np.square(w).sum()) / spread**2  # Σ w² is one over the effective sample size
 
     def loss(theta: Float64Array) -> tuple[float, Float64Array]:
         scale = np.exp(theta[0])
         log_p = log_softmax(scale * logits + theta[1:], axis=1)
         value = -np.dot(w, log_p[np.arange(n), y])
         gap = w[:, None] * (np.exp(log_p) - hit)
-        slope = scale * (gap * logits).sum() + belief * theta[0]
-        total = float(value) + belief * float(theta[0]) ** 2 / 2
+        slope = scale * (gap * logits).sum() + prior * theta[0]
+        total = float(value) + prior * float(theta[0]) ** 2 / 2
         return total, np.concatenate([[slope], gap.sum(axis=0)])
 
-    found = minimize(
+    fit = minimize(
         loss,
         np.zeros(k + 1),
         jac=True,
@@ -112,26 +114,29 @@ def bcts(
         bounds=[(-5.0, 3.0), *[(-50.0, 50.0)] * k],
         options={"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9},
     )
-    bias = found.x[1:] - found.x[1:].mean()
-    return Calibration(float(np.exp(-found.x[0])), bias, int(found.nfev))
+    bias = fit.x[1:] - fit.x[1:].mean()
+    return Calibration(float(np.exp(-fit.x[0])), bias, int(fit.nfev))
 
 
 @dataclass(frozen=True)
 class MatrixCalibration:
     """Matrix scaling of calibrated probabilities: p' ∝ exp(log p + matrix · log p + bias).
 
+    The scores are the entries of log p, one for each of k classes.
+
     Attributes
     ----------
     first : Calibration
-        What comes before: temperature and biases.
+        Temperature and biases, applied first.
     matrix : ndarray (k, k)
-        How much a class's score moves with every other's; 0 leaves `first` as it is.
+        Entry (i, j) is the effect of the score of class j on the score of class i. If all entries
+        and biases are 0, the result is that of `first`.
     bias : ndarray (k,)
         Sums to zero.
     spread : float
-        The belief it was fitted with; 0: held-out rows gave no reason for a matrix.
+        Standard deviation of the prior in the fit; 0 if held-out rows did not justify a matrix.
     rounds : int
-        Gradients all fits took.
+        Number of gradient evaluations of all fits.
     """
 
     first: Calibration
@@ -151,9 +156,9 @@ class MatrixCalibration:
         return f"MatrixCalibration({len(self.bias)} classes, entries up to {far:.2g}, {self.first})"
 
 
-#: beliefs that `matrix_scaling` chooses from; 0 is no matrix
+#: spreads that `matrix_scaling` chooses from; 0 is no matrix
 SPREADS = (0.0, 0.5, 1.0)
-#: parts of the rows that take turns in judging them
+#: folds of the cross-validation that chooses
 PARTS = 3
 
 
@@ -164,66 +169,67 @@ def matrix_scaling(
     weight: npt.ArrayLike | None = None,
     spread: float | None = None,
 ) -> MatrixCalibration:
-    r"""Fit matrix scaling (Guo et al. 2017) on top of `bcts`, as far as rows speak for it.
+    r"""Fit matrix scaling (Guo et al. 2017) on top of `bcts`, if cross-validation supports it.
 
     .. math:: \min_{M, b} -\sum_i w_i \log \operatorname{softmax}(z_i + M z_i + b)_{y_i}
-              + \frac{k \sum_i w_i^2}{2 s^2} \sum_{ab} (M_{ab} d_b)^2, \qquad z_i = \log p_i
+              + \frac{k \sum_i w_i^2}{2 s^2} \sum_{jl} (M_{jl} d_l)^2, \qquad z_i = \log p_i
 
-    A temperature treats all mistakes alike. A classifier that saw few rows of one class and many of
-    another that looks like it gives the first away to the second more often than the other way
-    round; M mends that, and with it the shares that `mlls` finds. Convex. As in `bcts`, the mean
-    probability of each class equals its share among `labels`.
+    A temperature treats all errors alike. But a classifier trained on few rows of one class and
+    many of a similar class mistakes the first for the second more often than the reverse. M
+    corrects that, and with it the shares that `mlls` estimates. The problem is convex. As in
+    `bcts`, the mean probability of each class equals its share among `labels`.
 
-    d_b is the standard deviation of score b, so the belief is about how far a score moves when all
-    others move by a standard deviation each, whatever the classifier's temper and the number of
-    classes. k² numbers can still do harm where a temperature is all that is needed, so rows decide:
-    the smallest s of `SPREADS` is taken whose loss on rows kept out is within a standard error of
-    the lowest.
+    p_i are the probabilities of row i, k is the number of classes, b are the biases, d_l is the
+    standard deviation of score l, and s (`spread`) is the standard deviation of the prior. So s
+    limits how far one score moves when all others move by one standard deviation. This meaning of s
+    does not depend on the classifier's confidence or on the number of classes. The k² numbers of M
+    can over-fit where a temperature is enough, so cross-validation chooses s: the smallest of 0,
+    0.5 and 1 (`SPREADS`) whose held-out loss is within one standard error of the lowest.
 
     Parameters
     ----------
     probabilities, labels, weight
         As in `bcts`.
     spread : float, optional
-        s, the standard deviation of that belief; 0 is `bcts`. Rows decide by default.
+        s, the standard deviation of the prior; 0 is `bcts`. By default cross-validation chooses it.
 
     Examples
     --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> y = rng.integers(0, 3, 3000)
-    >>> taken = np.where((y == 0) & (rng.random(3000) < 0.5), 1, y)  # half of class 0 for class 1
+    >>> guess = np.where((y == 0) & (rng.random(3000) < 0.5), 1, y)  # 1 for half of class 0
     >>> sure = np.full((3000, 3), 0.1)
-    >>> sure[np.arange(3000), taken] = 0.8
+    >>> sure[np.arange(3000), guess] = 0.8
     >>> matrix_scaling(sure, y)([[0.1, 0.8, 0.1]])[0].round(2)  # truth: 1/3, 2/3, 0
     array([0.34, 0.66, 0.  ])
     """
     if spread is not None and not 0 <= spread < math.inf:
         raise InputError(
-            f"spread must be a number ≥ 0, or None to let rows decide; got {spread}; 1 is usual"
+            f"spread must be a number ≥ 0, or None to choose it; got {spread}; 1 is usual"
         )
     first = bcts(probabilities, labels, weight=weight)
     p, y = read_probabilities(probabilities), np.asarray(labels, dtype=np.intp)
-    w = np.full(len(y), 1.0 / len(y)) if weight is None else read_law(weight, len(y), "weight")
+    w = np.full(len(y), 1.0 / len(y)) if weight is None else read_shares(weight, len(y), "weight")
     rounds = 0
     if spread is None:
         spread, rounds = _worthwhile_spread(p, y, w)
-    found = _with_matrix(first, p, y, w, spread)
-    return replace(found, rounds=found.rounds + rounds)
+    fit = _with_matrix(first, p, y, w, spread)
+    return replace(fit, rounds=fit.rounds + rounds)
 
 
 def _with_matrix(
     first: Calibration, p: Float64Array, y: IntArray, w: Float64Array, spread: float
 ) -> MatrixCalibration:
-    """The matrix and biases that follow a temperature, under a belief."""
+    """Fit the matrix and biases after a temperature, with a prior of a given spread."""
     n, k = p.shape
     if spread == 0:
         return MatrixCalibration(first, np.zeros((k, k)), np.zeros(k), 0.0, first.rounds)
     logits = np.log(np.maximum(first(p), FLOOR))
     hit = np.zeros_like(logits)
     hit[np.arange(n), y] = 1.0
-    belief = k * float(np.square(w).sum()) / spread**2  # Σ w² is one over the rows in effect
-    middle = w @ logits  # taken off, so that matrix and biases do not pull at the same thing
+    prior = k * float(np.square(w).sum()) / spread**2  # Σ w² is one over the effective sample size
+    middle = w @ logits  # subtracted, so that matrix and biases do not overlap
     unit = np.sqrt(w @ np.square(logits - middle)) + 1e-6  # a score may be the same everywhere
     away = (logits - middle) / unit
 
@@ -231,42 +237,42 @@ def _with_matrix(
         matrix, bias = theta[: k * k].reshape(k, k), theta[k * k :]
         log_p = log_softmax(logits + away @ matrix.T + bias, axis=1)
         gap = w[:, None] * (np.exp(log_p) - hit)
-        value = -float(np.dot(w, log_p[np.arange(n), y])) + belief * float((matrix**2).sum()) / 2
-        return value, np.concatenate([(gap.T @ away + belief * matrix).ravel(), gap.sum(axis=0)])
+        value = -float(np.dot(w, log_p[np.arange(n), y])) + prior * float((matrix**2).sum()) / 2
+        return value, np.concatenate([(gap.T @ away + prior * matrix).ravel(), gap.sum(axis=0)])
 
-    found = minimize(
+    fit = minimize(
         loss,
         np.zeros(k * k + k),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": 1000, "maxfun": 2000, "ftol": 0.0, "gtol": 1e-7, "maxcor": 30},
     )
-    matrix = np.asarray(found.x[: k * k].reshape(k, k) / unit)
-    bias = found.x[k * k :] - matrix @ middle
-    rounds = first.rounds + int(found.nfev)
+    matrix = np.asarray(fit.x[: k * k].reshape(k, k) / unit)
+    bias = fit.x[k * k :] - matrix @ middle
+    rounds = first.rounds + int(fit.nfev)
     return MatrixCalibration(first, matrix, bias - bias.mean(), spread, rounds)
 
 
 def _worthwhile_spread(p: Float64Array, y: IntArray, w: Float64Array) -> tuple[float, int]:
-    """The belief that rows kept out speak for, and the gradients it took to ask them."""
+    """The spread that cross-validation chooses, and the number of gradients that took."""
     n = len(y)
-    order = np.lexsort((p[np.arange(n), y], y))  # by content: the order of rows means nothing
+    order = np.lexsort((p[np.arange(n), y], y))  # by content, so the order of rows has no effect
     first_of = np.searchsorted(y[order], y[order])
     part = np.empty(n, dtype=np.intp)
     part[order] = (np.arange(n) - first_of) % PARTS
-    part[(np.bincount(y, w > 0) < PARTS)[y]] = -1  # too few to miss: always learned from
+    part[(np.bincount(y, w > 0) < PARTS)[y]] = -1  # classes of few rows are always trained on
     losses, rounds = np.zeros((len(SPREADS), n)), 0
     for j in range(PARTS):
-        kept, out = part != j, part == j
-        if not out.any() or not w[kept].sum() > 0:
+        train, out = part != j, part == j
+        if not out.any() or not w[train].sum() > 0:
             continue
-        share = w[kept] / w[kept].sum()
-        first = bcts(p[kept], y[kept], weight=share)
+        share = w[train] / w[train].sum()
+        first = bcts(p[train], y[train], weight=share)
         for i, spread in enumerate(SPREADS):
-            found = _with_matrix(first, p[kept], y[kept], share, spread)
-            hit = found(p[out])[np.arange(int(out.sum())), y[out]]
+            fit = _with_matrix(first, p[train], y[train], share, spread)
+            hit = fit(p[out])[np.arange(int(out.sum())), y[out]]
             losses[i, out] = -np.log(np.maximum(hit, FLOOR))
-            rounds += found.rounds - first.rounds
+            rounds += fit.rounds - first.rounds
         rounds += first.rounds
     mean = losses @ w
     gap = losses - losses[mean.argmin()]
@@ -280,12 +286,14 @@ def bcts_sums(
     weight: npt.ArrayLike,
     theta: npt.ArrayLike,
 ) -> tuple[float, Float64Array, Float64Array]:
-    r"""What one site adds to a calibration by all: loss, slope and curvature at θ = (a, b).
+    r"""One site's sums for a federated calibration: loss, slope and curvature at θ = (a, b).
 
     .. math:: L(a, b) = -\sum_i w_i \log \operatorname{softmax}(a \log p_i + b)_{y_i}
 
-    L is convex in a = 1 / temperature and b. It is the loss of `bcts`, whose log temperature is
-    not; sums over sites and `newton` lead to the same calibration in a few rounds.
+    w_i, p_i and y_i are the weight, the predicted probabilities and the label of row i, and b are
+    the biases. L is the loss of `bcts`. It is convex in a = 1 / temperature and b, but not in the
+    log temperature. The server adds up the sums of all sites and calls `newton`. That gives the
+    calibration of `bcts` in a few rounds.
 
     Parameters
     ----------
@@ -315,10 +323,10 @@ def bcts_sums(
 
 
 def newton(theta: Float64Array, slope: Float64Array, curve: Float64Array) -> Float64Array:
-    """The next θ of a calibration by all; biases sum to zero, 1 / temperature stays in e^[−5, 3].
+    """Next θ of a federated calibration. Biases sum to zero; 1 / temperature is in [e^−5, e^3].
 
-    Adding a constant to all biases changes nothing, so the curvature has a direction without
-    any; a rank-one term fills it.
+    `slope` and `curve` are totals of `bcts_sums` over sites. A constant added to all biases changes
+    no probability, so `curve` is singular. A rank-one term makes it invertible.
     """
     flat = np.concatenate([[0.0], np.ones(len(theta) - 1)])
     scale = np.trace(curve) / len(theta) + 1e-12
@@ -336,6 +344,3 @@ CALIBRATIONS: dict[str, Callable[..., Calibration | MatrixCalibration]] = {
     "bcts": bcts,
     "matrix": matrix_scaling,
 }
-
-
-__all__ = ["Calibration", "MatrixCalibration", "bcts", "matrix_scaling"]

@@ -1,4 +1,4 @@
-"""Threads for small work: one, because waking more costs more than it gains."""
+"""Use one thread for small work, where starting several takes longer than they save."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ SMALL = 5_000_000
 
 @contextmanager
 def threads_for(size: int) -> Iterator[None]:
-    """Run the body on one thread if `size` numbers are few, on all otherwise.
+    """Run the body on one thread if `size` is at most 5 million, on all threads otherwise.
 
-    On a machine that others use too, threads that wait for each other in every small step take
-    many times as long as one.
+    `size` is the number of values in the data, or of products in one step of the computation.
+    On a busy machine, threads that wait for each other in every small step take many times as long
+    as one thread.
     """
     if size > SMALL:
         yield

@@ -1,7 +1,7 @@
 """The one place where log ratios become weights.
 
-`Weighting` says how; calling it on log ratios gives `Weights`, a value that knows how many rows
-really count, how much of the target it stands for and what was changed on the way.
+`Weighting` holds the settings. Call it on log ratios to get `Weights`, which also holds the
+effective sample size, the coverage of the target and the changes made to the ratios.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from scipy.special import logsumexp
 from fedshift.core.samples import Float64Array
 from fedshift.errors import ClippedWeights, InputError, LowCoverage, LowEffectiveSampleSize
 
-#: below this share of rows that count, `Weights` warns
+#: below this effective sample size, as a share of the rows, `Weighting` warns
 LOW_ESS = 0.01
-#: below this share of the target, `Weights` warns
+#: below this coverage of the target, `Weighting` warns
 LOW_COVERAGE = 0.5
-#: above this share of rows cut, `Weights` warns
+#: above this share of clipped rows, `Weighting` warns
 MANY_CLIPPED = 0.05
 
 
 def effective_sample_size(weight: npt.ArrayLike) -> float:
-    """Kish's (Σw)² / Σw²: the number of equally weighted rows with the same variance.
+    """Kish's (Σw)² / Σw²: the number of equally weighted rows whose mean has the same variance.
 
     Examples
     --------
@@ -39,31 +39,34 @@ def effective_sample_size(weight: npt.ArrayLike) -> float:
     top = w.max(initial=0.0)
     if top == 0.0:
         return 0.0
-    w = w / top  # squares of huge or tiny weights must not overflow or vanish
+    w = w / top  # keeps squares of huge or tiny weights from overflow and underflow
     return float(w.sum() ** 2 / np.square(w).sum())
 
 
-def log_share(log_laws: npt.ArrayLike, own: int, lean: float) -> Float64Array:
-    r"""How much of each of a client's rows it stands for, where clients lean on each other.
+def log_share(log_densities: npt.ArrayLike, own: int, pooling: float) -> Float64Array:
+    r"""Log shares α_k(x) of one client for partial pooling with the other clients.
 
-    Every client's ratio q(x) / p_k(x) turns its own risk into the target's, alone. Together the
-    clients do so with any shares α_k(x) that sum to K, by the weights α_k(x) q(x) / p_k(x):
+    Let q be the target density and p_k the training density of client k of K. With the ratio
+    q(x) / p_k(x) as weight, each client's own risk estimates the target risk. With weights
+    α_k(x) q(x) / p_k(x), the sum over clients estimates K times the target risk, for any shares
+    α_k(x) that sum to K:
 
     .. math:: \sum_k E_{p_k}[α_k \tfrac{q}{p_k} ℓ] = \sum_k ∫ α_k q ℓ = K E_q[ℓ], \qquad
               α_k(x) = K \frac{p_k(x)^β}{\sum_j p_j(x)^β}
 
-    β = 0 is α = 1. β = 1 is the balance heuristic of multiple importance sampling (Veach and
-    Guibas 1995): all weights become K q(x) / Σ_j p_j(x), large only where *no* client has rows.
-    Between them a client's rare rows count less the more rows its neighbours have there.
+    ℓ is the loss. With β = 0 there is no pooling: every α_k(x) is 1. β = 1 is the balance heuristic
+    of multiple importance sampling (Veach and Guibas 1995): all weights become K q(x) / Σ_j p_j(x),
+    large only where *no* client has rows. For β between 0 and 1, a client's rare rows get less
+    weight the more rows other clients have there.
 
     Parameters
     ----------
-    log_laws : array (n, K)
-        log p_j(x) of all clients' training laws at the client's rows, up to a term that may
-        differ from row to row; −inf where a neighbour has no mass.
+    log_densities : array (n, K)
+        log p_j(x) of all clients' training distributions at the client's rows, up to one additive
+        term per row; −inf where a client has no mass.
     own : int
-        Column of the client.
-    lean : float
+        Column k of the client.
+    pooling : float
         β in [0, 1].
 
     Returns
@@ -74,21 +77,21 @@ def log_share(log_laws: npt.ArrayLike, own: int, lean: float) -> Float64Array:
     Examples
     --------
     >>> import numpy as np
-    >>> np.exp(log_share(np.log([[0.9, 0.1]]), own=0, lean=1.0)).round(6)
+    >>> np.exp(log_share(np.log([[0.9, 0.1]]), own=0, pooling=1.0)).round(6)
     array([1.8])
     """
-    laws = np.asarray(log_laws, dtype=np.float64)
-    if not 0 <= lean <= 1:
-        raise InputError(f"lean must be an exponent in [0, 1]; got {lean}")
-    if lean == 0:
-        return np.zeros(len(laws))
-    beyond = lean * (laws - laws[:, [own]])
-    return np.asarray(np.log(laws.shape[1]) - logsumexp(beyond, axis=1))
+    log_p = np.asarray(log_densities, dtype=np.float64)
+    if not 0 <= pooling <= 1:
+        raise InputError(f"pooling must be an exponent in [0, 1]; got {pooling}")
+    if pooling == 0:
+        return np.zeros(len(log_p))
+    beyond = pooling * (log_p - log_p[:, [own]])
+    return np.asarray(np.log(log_p.shape[1]) - logsumexp(beyond, axis=1))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Weights:
-    """Weights of the rows of one sample, ready for any learner's ``sample_weight``.
+    """Weights of the rows of one sample, usable as ``sample_weight`` of any learner.
 
     Attributes
     ----------
@@ -97,12 +100,13 @@ class Weights:
     ess : float
         Effective sample size.
     coverage : float
-        Share of the target law with support in the source: E_source r, at most one. What is
-        missing lies where there is no row to weight.
+        Share of the target distribution that lies where the source has rows. It is
+        min(1, E_source r / n_targets), where n_targets is the number of target distributions in the
+        ratio r.
     exponent : float
-        Power the ratios were flattened with; one means untouched.
+        Flattening exponent; one means unchanged ratios.
     n_clipped : int
-        Rows whose weight was cut.
+        Number of rows whose weight was clipped.
     normalise : str
         ``"none"`` or ``"mean one"``.
     """
@@ -131,27 +135,23 @@ class Weights:
 
     @property
     def changes(self) -> str:
-        """What was done to the ratios, in words."""
-        done = []
+        """Changes made to the ratios, in words."""
+        words = []
         if self.exponent != 1.0:
-            done.append(f"flattened to the power {self.exponent:.3g}")
+            words.append(f"flattened to the power {self.exponent:.3g}")
         if self.n_clipped:
-            done.append(f"{self.n_clipped} of {self.n} clipped")
+            words.append(f"{self.n_clipped} of {self.n} clipped")
         if self.normalise != "none":
-            done.append("scaled to mean one")
-        return ", ".join(done) or "unchanged"
+            words.append("scaled to mean one")
+        return ", ".join(words) or "unchanged"
 
     def __len__(self) -> int:
         """Number of rows."""
         return self.n
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """The values, so that any learner takes this as ``sample_weight``."""
+        """Return the values, so that any learner accepts this as ``sample_weight``."""
         return np.array(self.values, dtype=dtype, copy=copy)
-
-    def to_tensor(self, *, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The values as a float32 tensor."""
-        return torch.as_tensor(self.values, dtype=torch.float32, device=device)
 
     def __repr__(self) -> str:
         return (
@@ -162,25 +162,25 @@ class Weights:
 
 @dataclass(frozen=True)
 class Weighting:
-    r"""How log ratios become weights: w = min(r^a, limits), perhaps scaled to mean one.
+    r"""Turn log ratios log r into weights: w = min(r^a, limits), optionally scaled to mean one.
 
-    The order is fixed: flatten (first the given exponent, then, if the floor on the effective
-    sample size asks for it, the smallest further flattening that meets it), winsorise, clip,
-    normalise.
+    The order is fixed: flatten, winsorise, clip, normalise. If the effective sample size is below
+    `min_ess`, the ratios are flattened further, as little as is needed to reach it.
 
     Parameters
     ----------
     normalise : {"none", "mean one"}
-        "none" keeps the scale of the ratio, which carries a client's coverage: use it for
-        federated training, where a client's normaliser is its aggregation weight.
+        "none" keeps the scale of the ratio, which depends on a client's coverage. Use it for
+        federated training, where the mean weight of a client's rows affects how much the client
+        counts in the average over clients.
     clip : float, optional
-        Largest ratio allowed.
+        Largest weight.
     winsorise : float, optional
-        Quantile in (0, 1]: larger weights are cut to it.
+        Quantile in (0, 1]; larger weights are reduced to it.
     flatten : float
-        Exponent a in [0, 1]: 1 keeps the ratio, 0 forgets it.
+        Flattening exponent a in [0, 1]: 1 keeps the ratio, 0 makes all weights equal.
     min_ess : float, optional
-        Floor on the effective sample size, as a number of rows (> 1) or a share of them (≤ 1).
+        Least effective sample size, as a number of rows (> 1) or a share of them (≤ 1).
 
     Examples
     --------
@@ -205,40 +205,45 @@ class Weighting:
         if not 0 <= self.flatten <= 1:
             raise InputError(f"flatten must be an exponent in [0, 1]; got {self.flatten}")
         if self.min_ess is not None and not self.min_ess > 0:
-            raise InputError(f"min_ess must be positive, rows or a share; got {self.min_ess}")
+            raise InputError(f"min_ess must be a number or share of rows, > 0; got {self.min_ess}")
 
     def __call__(
         self,
         log_ratio: npt.ArrayLike | torch.Tensor,
         *,
-        laws: int = 1,
+        n_targets: int = 1,
         coverage: float | None = None,
     ) -> Weights:
-        """Weights of the rows with these log ratios.
+        """Compute the weights of rows from their log ratios.
 
         Parameters
         ----------
         log_ratio : array (n,)
             log Σ_l p_l(x) − log p_source(x) at the rows of the source.
-        laws : int
-            Number of target laws in the sum; coverage is counted per law.
+        n_targets : int
+            Number of target distributions in the sum. The coverage is the mean over them.
         coverage : float, optional
-            If it is known: where clients lean on each other it is that of all their rows.
+            Coverage of the target, if it is known. With pooling, pass the coverage by the rows of
+            all clients together.
         """
         s = _log_ratios(log_ratio)
-        if not laws >= 1:
-            raise InputError(f"laws must be the number of target laws, at least 1; got {laws}")
+        if not n_targets >= 1:
+            raise InputError(
+                f"n_targets must be the number of target distributions, at least 1; got {n_targets}"
+            )
         n = len(s)
         top = float(s.max())
         if top == -math.inf:
             raise InputError(
-                "log_ratio must be finite somewhere; got −inf for every row: no source row lies "
-                "where the target has mass; check that source and target overlap"
+                "log_ratio must be finite for at least one row; got −inf for all: no source row "
+                "lies where the target has mass; check that source and target overlap"
             )
         if coverage is None:  # E_source r, summed in logs
-            coverage = min(1.0, math.exp(min(0.0, top + math.log(np.exp(s - top).mean() / laws))))
+            coverage = min(
+                1.0, math.exp(min(0.0, top + math.log(np.exp(s - top).mean() / n_targets)))
+            )
         if self.normalise == "mean one" and self.clip is None:
-            s = s - top  # a common factor is forgotten, so none may overflow
+            s = s - top  # normalising removes this common factor; without it nothing overflows
         exponent, w = self._flattened(s)
         cut = self._limit(w)
         n_clipped = int((w > cut).sum())
@@ -246,7 +251,7 @@ class Weighting:
         if not np.isfinite(w).all():
             raise InputError(
                 f"weights must be finite; got a log ratio of {top:.4g}, whose ratio overflows; "
-                "give clip=, flatten= or min_ess="
+                "set clip=, flatten= or min_ess="
             )
         mean = float(w.mean())
         if mean == 0.0:
@@ -274,16 +279,16 @@ class Weighting:
                 )
             exponent = self._exponent_for(s, exponent, floor)
         with np.errstate(over="ignore"):
-            # exponent 0 forgets the ratio, where it is −inf too
+            # exponent 0 makes all weights one, also where the log ratio is −inf
             return exponent, np.exp(exponent * s) if exponent > 0 else np.ones_like(s)
 
     def _exponent_for(self, s: Float64Array, start: float, floor: float) -> float:
-        """The largest exponent ≤ `start` whose weights, cut as they will be, meet the floor."""
+        """The largest exponent ≤ `start` whose weights reach the floor, limits included."""
 
         def ess(a: float) -> float:
             if a == 0:
                 return float(len(s))
-            # a common factor does not change the ESS, but the clip's place depends on it
+            # a common factor does not change the ESS, but moves the clip
             with np.errstate(over="ignore"):
                 w = np.exp(a * (s - s.max()))
             clip = self.clip and math.exp(min(700.0, math.log(self.clip) - a * float(s.max())))
@@ -315,12 +320,12 @@ def _log_ratios(log_ratio: npt.ArrayLike | torch.Tensor) -> Float64Array:
             f"log_ratio must hold numbers; got {type(log_ratio).__name__} that does not convert"
         ) from None
     if s.ndim != 1 or len(s) == 0:
-        raise InputError(f"log_ratio must be one value a row, shape (n,), n ≥ 1; got {s.shape}")
+        raise InputError(f"log_ratio must be one value per row, shape (n,), n ≥ 1; got {s.shape}")
     bad = np.isnan(s) | (s == np.inf)
     if bad.any():
         i = int(np.argmax(bad))
         raise InputError(
-            f"log_ratio must be finite or −inf; got {s[i]} in row {i}; look at that row's inputs"
+            f"log_ratio must be finite or −inf; got {s[i]} in row {i}; check that row's inputs"
         )
     return s
 
@@ -328,54 +333,23 @@ def _log_ratios(log_ratio: npt.ArrayLike | torch.Tensor) -> Float64Array:
 def _warn(weights: Weights, n: int) -> None:
     if n >= 10 and weights.ess < max(3.0, LOW_ESS * n):
         warnings.warn(
-            f"only {weights.ess:.1f} of {n} rows count (effective sample size); estimates with "
-            "these weights are noise; give min_ess=, flatten= or clip=, or collect source rows "
-            "that look like the target",
+            f"effective sample size {weights.ess:.1f} of {n} rows; estimates with these weights "
+            "are mostly noise; set min_ess=, flatten= or clip=, or collect source rows that are "
+            "similar to the target",
             LowEffectiveSampleSize,
             stacklevel=3,
         )
     if weights.coverage < LOW_COVERAGE:
         warnings.warn(
-            f"source rows stand for only {weights.coverage:.0%} of the target; the rest lies where "
-            "the source has no rows, and no weight can mend that; collect such rows",
+            f"source rows cover only {weights.coverage:.0%} of the target; the rest lies where "
+            "the source has no rows, and weights cannot fix that; collect such rows",
             LowCoverage,
             stacklevel=3,
         )
     if weights.n_clipped > MANY_CLIPPED * n:
         warnings.warn(
-            f"{weights.n_clipped} of {n} weights were cut; the weighted sample no longer follows "
-            "the target; raise clip= or winsorise=, or flatten instead",
+            f"{weights.n_clipped} of {n} weights were clipped; the weighted sample no longer "
+            "follows the target; raise clip= or winsorise=, or set flatten= instead",
             ClippedWeights,
             stacklevel=3,
         )
-
-
-def calibration(
-    weight: Float64Array, exact: Float64Array, groups: int = 10
-) -> list[dict[str, float]]:
-    """How estimated weights compare with exact log ratios, in groups of rows of like weight.
-
-    Parameters
-    ----------
-    weight, exact : (n,)
-        Weights and true log ratios of the same rows; rows where one is 0 are left out.
-    groups : int
-        At most so many; rows of equal weight stay together.
-
-    Returns
-    -------
-    list of dict
-        "estimated", the log of the mean weight, "exact", the log of the mean true ratio, "n".
-    """
-    there = (weight > 0) & np.isfinite(exact)
-    w, s = weight[there], exact[there]
-    if not len(w):
-        return []
-    edges = np.unique(np.quantile(w, np.linspace(0, 1, groups + 1)[1:-1], method="lower"))
-    group = np.searchsorted(edges, w, side="left")
-    out = []
-    for g in np.unique(group):
-        own, n = group == g, int((group == g).sum())
-        truth = float(np.logaddexp.reduce(s[own])) - math.log(n)
-        out.append({"estimated": math.log(w[own].mean()), "exact": truth, "n": n})
-    return out

@@ -1,4 +1,4 @@
-"""Clients and the federation they form."""
+"""The rows of each client, and the federation that the clients form."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.samples import (
-    Float64Array,
-    FloatArray,
-    Rows,
-    as_rows,
-    column_names,
-    same_names,
-)
+from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows, column_names, same_names
 from fedshift.errors import InputError
 
-#: "all": the sum over every client's test law; "own": the client's own; or a client's name
+#: the test distributions in the target: "all" sums over every client, "own" takes the client's
+#: own, and a client's name takes that client's
 Goal = str
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one client has (x, y) and what its model will be used on (test_x).
+    """One client: labelled training rows (x, y) and the rows its model will be used on (test_x).
+
+    `ClientData.of` converts and checks its input; this constructor only stores.
 
     Attributes
     ----------
     name : str
     x : ndarray (n, ...)
+        Training rows.
     y : ndarray (n,)
+        Labels of the training rows.
     test_x : ndarray (m, ...)
-        Unlabelled rows of the law met in use.
+        Unlabelled rows of the test (deployment) distribution.
     test_y : ndarray (m,), optional
-        Only ever used to evaluate, never to estimate ratios or choose models.
+        Labels of `test_x`, used only for evaluation: no ratio and no choice of model depends on
+        them.
     columns : tuple of str, optional
-        Names of the columns, where rows came as a data frame.
+        Column names, if the rows came as a data frame.
     """
 
     name: str
@@ -50,12 +49,31 @@ class ClientData:
 
     @classmethod
     def of(cls, name: str, x: Rows, y: Any, test_x: Rows, test_y: Any = None) -> ClientData:
-        """A client from anything array-like, checked; data frames must agree on their columns."""
+        """Return a client from array-likes, checked.
+
+        Parameters
+        ----------
+        name : str
+        x, test_x : array, tensor or data frame (n, ...), (m, ...)
+        y : array-like (n,)
+        test_y : array-like (m,), optional
+
+        Raises
+        ------
+        InputError
+            If `x` and `test_x` differ in the shape of a row or in their column names, there
+            is not exactly one label per row, or a label is missing.
+
+        Examples
+        --------
+        >>> ClientData.of("north", [[40.0], [50.0]], [0, 1], [[60.0]])
+        ClientData('north', n=2, test n=1)
+        """
         rows = as_rows(x, name=f"client {name!r}: x")
         tests = as_rows(test_x, name=f"client {name!r}: test_x")
         if tests.shape[1:] != rows.shape[1:]:
             raise InputError(
-                f"client {name!r}: test_x must have rows of shape {rows.shape[1:]}, as x; "
+                f"client {name!r}: test_x must have rows of shape {rows.shape[1:]}, like x; "
                 f"got {tests.shape[1:]}"
             )
         names, test_names = _columns(x), _columns(test_x)
@@ -65,22 +83,22 @@ class ClientData:
         for part, label, n in (("y", labels, len(rows)), ("test_y", test_labels, len(tests))):
             if label is not None and label.shape != (n,):
                 raise InputError(
-                    f"client {name!r}: {part} must hold one label a row, shape ({n},); "
+                    f"client {name!r}: {part} must hold one label per row, shape ({n},); "
                     f"got {label.shape}"
                 )
-        made = cls(name, rows, labels, tests, test_labels, names or test_names)
-        made.check_labels()
-        return made
+        client = cls(name, rows, labels, tests, test_labels, names or test_names)
+        client.check_labels()
+        return client
 
     def check_labels(self) -> None:
-        """Raise if a label, of training or test rows, is missing: None, NaN or the like."""
+        """Raise `InputError` if `y` or `test_y` holds a missing label, such as None or NaN."""
         for part, labels in (("y", self.y), ("test_y", self.test_y)):
             missing = None if labels is None else _missing(labels)
             if missing is not None and missing.any():
                 row = int(np.argmax(missing))
                 raise InputError(
                     f"client {self.name!r}: {part} must have a label for every row; "
-                    f"{int(missing.sum())} are missing, the first in row {row}; drop those rows"
+                    f"got {int(missing.sum())} missing, the first in row {row}; drop those rows"
                     + (" or leave test_y out" if part == "test_y" else "")
                 )
 
@@ -94,35 +112,57 @@ def _columns(x: Rows) -> tuple[str, ...] | None:
 
 
 def _missing(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
-    """Labels that are None or do not equal themselves; None where there can be no such."""
+    """Return a mask of missing labels: None, or unequal to themselves. None: no label can be."""
     if labels.dtype.kind == "O":
-        same = [False if v is None else v == v for v in labels]  # of pandas.NA it is pandas.NA
+        same = [False if v is None else v == v for v in labels]  # pandas.NA == pandas.NA is NA
         return np.array([not isinstance(s, bool | np.bool_) or not s for s in same])
     return np.asarray(labels != labels) if labels.dtype.kind in "fcmM" else None
 
 
 class Truth(Protocol):
-    """Exact log ratios, known to whoever built the shift."""
+    """Exact density ratios of a federation, supplied by the shift builder that made it."""
 
     def log_ratio(self, federation: Federation, client: str, goal: Goal) -> Float64Array:
-        """Log ratio at every training row of `client`."""
+        """Return the log ratio (n,), target over source, at the training rows of `client`."""
 
-    def log_laws(self, federation: Federation, client: str) -> Float64Array:
-        """Log densities (n, K) of all clients' training laws at the training rows of `client`.
+    def log_densities(self, federation: Federation, client: str) -> Float64Array:
+        """Return log densities (n, K) of the training distributions of all K clients.
 
-        Up to a term that may differ from row to row.
+        The densities are evaluated at the training rows of `client`. Each row of the result is
+        known only up to an additive constant, the same in all columns. The constant cancels in
+        partial pooling.
         """
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients in a fixed order, each with a name of its own.
+    """Clients in a fixed order, each with a unique name.
+
+    Iterate over it, take `len` of it, and index it by position or by name.
 
     Attributes
     ----------
     clients : tuple of ClientData
+        All have rows of one shape, and the same column names where they have names.
     truth : Truth, optional
-        Present if the shift was made by a builder that knows it.
+        The exact density ratios, if a shift builder made the federation.
+
+    Raises
+    ------
+    InputError
+        If there is no client, two clients share a name, a client is called "all" or "own", or the
+        clients' rows differ in shape or columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> def client(shift):
+    ...     x = rng.normal(size=(100, 2))
+    ...     return x, x[:, 0] > 0, rng.normal(shift, 1, size=(50, 2))
+    >>> federation = Federation.of({"north": client(0.0), "south": client(1.0)})
+    >>> federation["south"]
+    ClientData('south', n=100, test n=50)
     """
 
     clients: tuple[ClientData, ...]
@@ -130,14 +170,14 @@ class Federation:
 
     def __post_init__(self) -> None:
         if not self.clients:
-            raise InputError("a federation needs at least one client; got none")
+            raise InputError("a federation must have at least one client; got none")
         names = [c.name for c in self.clients]
-        twice = sorted(n for n, count in Counter(names).items() if count > 1)
-        if twice:
-            raise InputError(f"clients need names of their own; got {twice} more than once")
+        repeats = sorted(n for n, count in Counter(names).items() if count > 1)
+        if repeats:
+            raise InputError(f"clients must have unique names; got {repeats} more than once")
         if {"all", "own"} & set(names):
             raise InputError(
-                "a client must not be called 'all' or 'own', which are goals; rename it"
+                "a client must not be called 'all' or 'own', the names of two targets; rename it"
             )
         for c in self.clients:
             if c.x.shape[1:] != self.clients[0].x.shape[1:]:
@@ -151,112 +191,135 @@ class Federation:
 
     @classmethod
     def of(cls, clients: Mapping[str, Sequence[Any]]) -> Federation:
-        """A federation from ``{name: (x, y, test_x)}`` or ``{name: (x, y, test_x, test_y)}``."""
+        """Return a federation from a dict of tuples, one per client.
+
+        Parameters
+        ----------
+        clients : mapping of name to (x, y, test_x) or (x, y, test_x, test_y)
+            See `ClientData.of` for the parts.
+
+        Raises
+        ------
+        InputError
+            If a client's tuple does not have three or four parts, or its arrays do not fit
+            together.
+        """
         if not isinstance(clients, Mapping):
             raise InputError(
-                "clients must be a mapping, {name: (x, y, test_x)}; got "
+                "clients must be a dict, {name: (x, y, test_x)}; got "
                 f"{type(clients).__name__}; give every client a name"
             )
-        made = []
+        members = []
         for name, parts in clients.items():
             tuples = isinstance(parts, tuple | list)
             if not tuples or len(parts) not in (3, 4):
                 raise InputError(
-                    f"client {name!r}: needs (x, y, test_x) or (x, y, test_x, test_y); got "
+                    f"client {name!r} must be (x, y, test_x) or (x, y, test_x, test_y); got "
                     + (f"{len(parts)} parts" if tuples else type(parts).__name__)
                 )
-            made.append(ClientData.of(str(name), *parts))
-        return cls(tuple(made))
+            members.append(ClientData.of(str(name), *parts))
+        return cls(tuple(members))
 
     def __len__(self) -> int:
         """Number of clients."""
         return len(self.clients)
 
     def __iter__(self) -> Iterator[ClientData]:
-        """The clients in order."""
+        """Iterate over the clients in order."""
         return iter(self.clients)
 
     def __getitem__(self, key: int | str) -> ClientData:
-        """A client by position or name."""
+        """Return a client by position or name."""
         if isinstance(key, int):
             return self.clients[key]
         for c in self.clients:
             if c.name == key:
                 return c
-        raise InputError(f"no client {key!r}; there are {[c.name for c in self.clients]}")
+        raise InputError(f"client must be one of {[c.name for c in self.clients]}; got {key!r}")
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Names of the columns, the same at every client that knows them."""
+        """Column names, or None if no client has them."""
         return next((c.columns for c in self.clients if c.columns is not None), None)
 
     @property
     def train(self) -> Mapping[str, FloatArray]:
-        """Training rows by client."""
+        """Training rows (n, ...) by client name."""
         return {c.name: c.x for c in self.clients}
 
     @property
     def test(self) -> Mapping[str, FloatArray]:
-        """Unlabelled test rows by client."""
+        """Unlabelled test rows (m, ...) by client name."""
         return {c.name: c.test_x for c in self.clients}
 
     def targets(self, client: str, goal: Goal = "all") -> Mapping[str, FloatArray]:
-        """The test laws a goal sums over, as `fit(target=...)` takes them."""
+        """Return the test rows of the clients in the target, as `fit(target=...)` takes them.
+
+        Parameters
+        ----------
+        client : str
+            The client that trains.
+        goal : str
+            "all" targets the sum of the test distributions of all clients. "own" targets the
+            test distribution of `client` itself. The name of another client targets the test
+            distribution of that other client.
+        """
         return {name: self[name].test_x for name in self.goal_names(client, goal)}
 
     def goal_names(self, client: str, goal: Goal = "all") -> tuple[str, ...]:
-        """Names of the clients whose test laws a goal sums over, for training on `client`."""
+        """Return the names of the clients in the target; see `targets` for the parameters."""
         own = self[client].name
         if goal == "all":
             return tuple(c.name for c in self.clients)
         return (own if goal == "own" else self[goal].name,)
 
     def exact_log_ratio(self, client: str, goal: Goal = "all") -> Float64Array:
-        """True log ratio at the training rows of a client.
+        """Return the exact log ratio (n,) at the training rows of a client.
+
+        For client k it is log Σ_l p_l^te − log p_k^tr. Here p_k^tr is the training density of
+        client k, p_l^te is the test density of client l, and l runs over the clients in the
+        target (see `targets`).
 
         Raises
         ------
         InputError
-            If the federation was not made by a builder that knows its ratios.
+            If no shift builder made the federation: real data have no known ratio.
         """
-        return self._known().log_ratio(self, client, goal)
+        return self._require_truth().log_ratio(self, client, goal)
 
-    def exact_log_laws(self, client: str) -> Float64Array:
-        """Log densities (n, K) of all clients' training laws at the training rows of one.
+    def exact_log_densities(self, client: str) -> Float64Array:
+        """Return log densities (n, K) of all K clients' training distributions.
 
-        Columns in the order of the clients; up to a term that may differ from row to row.
+        The densities are evaluated at the n training rows of `client`. Columns follow the order
+        of the clients. Each row is known only up to an additive constant, the same in all columns.
+        The constant cancels in partial pooling.
 
         Raises
         ------
         InputError
-            If the federation was not made by a builder that knows its laws.
+            If no shift builder made the federation, or the builder knows ratios only.
         """
-        truth = self._known()
-        if not hasattr(truth, "log_laws"):
+        truth = self._require_truth()
+        if not hasattr(truth, "log_densities"):
             raise InputError(
-                f"{type(truth).__name__} tells ratios but not training laws; give it log_laws, or "
-                "take lean 0"
+                "partial pooling needs the training distributions; "
+                f"{type(truth).__name__} has no log_densities; add the method or set pooling=0"
             )
-        return truth.log_laws(self, client)
+        return truth.log_densities(self, client)
 
-    def _known(self) -> Truth:
+    def _require_truth(self) -> Truth:
         if self.truth is None:
             raise InputError(
-                "this federation's ratios are not known; estimate them with fedshift.ratio, or "
-                "build it with a shift of fedshift.data"
+                "exact ratios need a federation made by a shift builder of fedshift.data; got one "
+                "made otherwise; estimate the ratios with fedshift.ratio"
             )
         return self.truth
 
 
 class Shift(Protocol):
-    """What makes a federation of labelled train and test rows."""
+    """A shift builder: makes a federation from labelled training and test rows."""
 
     def split(
         self, x: Rows, y: npt.ArrayLike, test_x: Rows, test_y: npt.ArrayLike, *, seed: int
     ) -> Federation:
-        """Deal rows to clients."""
-
-
-def federation(clients: Sequence[ClientData]) -> Federation:
-    """A federation whose ratios are not known."""
-    return Federation(tuple(clients))
+        """Return a federation that assigns the rows to clients at random, by `seed`."""

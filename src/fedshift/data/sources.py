@@ -1,16 +1,16 @@
-"""Data sets by name: the only module that reads data files or downloads.
+"""Load image data sets by name; the only module that downloads.
 
-``load("mnist")`` looks in the given folder, then in the folder of the environment variable
-``FEDSHIFT_DATA``, then at the usual places (Debian's ``/usr/share/datasets``, the user's cache);
-if a set is nowhere it is downloaded, unless ``FEDSHIFT_OFFLINE`` is set. What a file *holds* is
-checked against a SHA-256 sum kept here, so files that were compressed by another hand pass and
-damaged ones do not.
+``load("mnist")`` looks in this order: the `data_dir` argument, the folder of the environment
+variable ``FEDSHIFT_DATA``, Debian's ``/usr/share/datasets``, ``/usr/local/share/datasets``, and
+the user's cache. If none of these folders has the set, it is downloaded, unless
+``FEDSHIFT_OFFLINE`` is set. The decompressed content of each file is checked against a SHA-256 sum,
+so it does not matter how a file was compressed.
 
 ==================  ============================================================================
-set                 files, in the folder or in a folder of the set's name below it
+set                 files, in the folder or in a subfolder with the set's name
 ==================  ============================================================================
-``digits``          none: inside scikit-learn; six tenths of every class are the training part
-``mnist``           ``train-images-idx3-ubyte`` and its three companions, plain or ``.gz``
+``digits``          none: part of scikit-learn; 60 % of every class are the training part
+``mnist``           ``train-images-idx3-ubyte`` and the three other files, plain or ``.gz``
 ``fashion-mnist``   the same four names; Debian's ``dataset-fashion-mnist`` installs them
 ``cifar10``         ``cifar-10-batches-bin/data_batch_1.bin`` to ``5`` and ``test_batch.bin``
 ==================  ============================================================================
@@ -46,7 +46,9 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Images:
-    """A labelled set of images: training part first, then the test part.
+    """A labelled set of images: the training part first, then the test part.
+
+    `load` returns it; `split` makes a federation from it.
 
     Attributes
     ----------
@@ -55,9 +57,9 @@ class Images:
     y : ndarray of int64 (n,)
         Class numbers from 0.
     n_train : int
-        Rows of the training part.
+        Number of rows in the training part.
     high : int
-        Largest pixel value, 255 (16 for digits): ``x / high`` lies in [0, 1].
+        Largest pixel value: 16 for digits, 255 for the other sets. ``x / high`` lies in [0, 1].
     """
 
     name: str
@@ -93,14 +95,20 @@ class Images:
         return self.x[self.n_train :], self.y[self.n_train :]
 
     def split(self, shift: Shift, *, seed: int = 0) -> Federation:
-        """Deal the images to clients: a federation of float32 in [0, 1], (n, channels, h, w).
+        """Return a federation of float32 images (n, channels, height, width) in [0, 1].
 
         Parameters
         ----------
         shift : Labels, LabelDirichlet, CovariateTilt or ColourFlip
-            A builder of `fedshift.data`; its train side deals from the training part, its test
-            side from the test part.
+            A builder of `fedshift.data`. Clients get their training rows from the training part
+            and their test rows from the test part.
         seed : int
+            Chooses which images each client gets.
+
+        Raises
+        ------
+        InputError
+            If the builder does not fit the images, for instance if a class has too few rows.
 
         Examples
         --------
@@ -110,7 +118,7 @@ class Images:
         ((1, 8, 8), dtype('float32'))
         """
         x = self.x[:, None] if self.x.ndim == 3 else self.x
-        if self.high != 255:  # builders take uint8 for 0 to 255, and scale only what they deal
+        if self.high != 255:  # builders scale uint8 by 255, and only the rows they use
             x = np.divide(x, np.float32(self.high), dtype=np.float32)
         n = self.n_train
         return shift.split(x[:n], self.y[:n], x[n:], self.y[n:], seed=seed)
@@ -118,9 +126,9 @@ class Images:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a set's files lie, what they hold and where they can be had."""
+    """Files of a set: their folders, checksums and download addresses."""
 
-    sums: dict[str, str]  # file name: SHA-256 of what it holds, decompressed
+    sums: dict[str, str]  # file name: SHA-256 of its decompressed content
     folders: tuple[str, ...]  # below a data folder
     urls: tuple[str, ...]  # folders of .gz files, or one archive
     most_bytes: int  # of one file, decompressed
@@ -200,23 +208,24 @@ NAMES = ("digits", *_SOURCES)
 def load(
     name: str, data_dir: str | os.PathLike[str] | None = None, *, download: bool = True
 ) -> Images:
-    """Load a data set by name.
+    """Return an image data set by name.
 
     Parameters
     ----------
     name : {"digits", "mnist", "fashion-mnist", "cifar10"}
     data_dir : path, optional
-        Look here first, and download to here.
+        Folder that is searched first. Missing files are downloaded to it.
     download : bool
-        Whether to download what was not found; the environment variable ``FEDSHIFT_OFFLINE``
-        forbids it for all.
+        Whether to download missing files. The environment variable ``FEDSHIFT_OFFLINE`` forbids
+        all downloads.
 
     Raises
     ------
     InputError
-        If there is no such set, or a file does not hold what it should.
+        If there is no set of that name, or a file's content is not the expected one.
     DataNotFoundError
-        If a set is nowhere and cannot be downloaded; says which files to put where.
+        If files are missing and cannot be downloaded. The message lists the files and
+        where to put them.
 
     Examples
     --------
@@ -228,21 +237,21 @@ def load(
     if name not in _SOURCES:
         raise InputError(
             f"data set must be one of {', '.join(NAMES)}; got {name!r}; "
-            "own tables need no name: pass the arrays"
+            "for your own data build a Federation from arrays"
         )
     files = _read_files(name, data_dir, download=download)
     return _cifar(files) if name == "cifar10" else _idx_set(name, files)
 
 
 def available(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
-    """Whether `load` would find the set without a download (its files are not checked)."""
+    """Return whether `load` finds the set without a download. The content is not checked."""
     return name == "digits" or (
         name in _SOURCES and _find(_SOURCES[name], _roots(data_dir)) is not None
     )
 
 
 def _roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """Data folders in order of preference."""
+    """Return the data folders to search, in order."""
     out = [] if data_dir is None else [Path(data_dir)]
     if os.environ.get("FEDSHIFT_DATA"):
         out.append(Path(os.environ["FEDSHIFT_DATA"]))
@@ -255,18 +264,18 @@ def _cache() -> Path:
 
 
 def _find(source: _Source, roots: list[Path]) -> dict[str, Path] | None:
-    """A path for each file, all in one folder."""
+    """Return a path for each file, all in one folder, or None if no folder has all."""
     for root in roots:
         for folder in source.folders:
-            found = {file: _either(root / folder / file) for file in source.sums}
-            paths = {file: path for file, path in found.items() if path is not None}
+            candidates = {file: _either(root / folder / file) for file in source.sums}
+            paths = {file: path for file, path in candidates.items() if path is not None}
             if len(paths) == len(source.sums):
                 return paths
     return None
 
 
 def _either(path: Path) -> Path | None:
-    """The file, plain or compressed."""
+    """Return the path of the file, plain or compressed, or None."""
     packed = path.with_name(path.name + ".gz")
     return path if path.is_file() else packed if packed.is_file() else None
 
@@ -278,8 +287,8 @@ def _read_files(
     paths = _find(source, roots)
     reason = "downloads are switched off"
     if paths is None and download and not os.environ.get("FEDSHIFT_OFFLINE"):
-        given = data_dir is not None or bool(os.environ.get("FEDSHIFT_DATA"))
-        folder = (roots[0] if given else _cache()) / source.folders[0]
+        custom = data_dir is not None or bool(os.environ.get("FEDSHIFT_DATA"))
+        folder = (roots[0] if custom else _cache()) / source.folders[0]
         try:
             _download(source, folder)
         except OSError as error:
@@ -288,36 +297,36 @@ def _read_files(
     if paths is None:
         first = Path(source.folders[0]) / next(iter(source.sums))
         raise DataNotFoundError(
-            f"data set {name!r} needs {len(source.sums)} files ({', '.join(source.sums)}); they "
-            f"are in none of {', '.join(map(str, roots))} and {reason}; {source.hint}copy them "
-            f"from a machine that has them and set FEDSHIFT_DATA to a folder that holds {first}"
+            f"data set {name!r} needs {len(source.sums)} files ({', '.join(source.sums)}); none of "
+            f"{', '.join(map(str, roots))} has them and {reason}; {source.hint}copy them from a "
+            f"machine that has them and set FEDSHIFT_DATA to a folder that holds {first}"
         )
-    return {file: _checked(path, source, source.sums[file]) for file, path in paths.items()}
+    return {file: _read_checked(path, source, source.sums[file]) for file, path in paths.items()}
 
 
-def _checked(path: Path, source: _Source, expected: str) -> bytes:
+def _read_checked(path: Path, source: _Source, expected: str) -> bytes:
     content = path.read_bytes()
     try:
-        content = _unpacked(content, source.most_bytes) if path.suffix == ".gz" else content
+        content = _unpack(content, source.most_bytes) if path.suffix == ".gz" else content
         got = hashlib.sha256(content).hexdigest()
     except (OSError, EOFError, zlib.error) as error:
         got = f"a damaged file ({error})"
     if got != expected:
         raise InputError(
-            f"{path} must hold data with SHA-256 {expected}; got {got}; "
+            f"{path} must have content with SHA-256 {expected}; got {got}; "
             "remove the file and copy or download it again"
         )
     return content
 
 
-def _unpacked(content: bytes, most: int) -> bytes:
-    """Decompressed, but never more than expected: one byte too many fails the checksum."""
+def _unpack(content: bytes, most: int) -> bytes:
+    """Decompress at most one byte more than expected, which then fails the checksum."""
     with gzip.open(io.BytesIO(content)) as file:
         return file.read(most + 1)
 
 
 def _download(source: _Source, folder: Path) -> None:
-    """Fetch, check, then write under a temporary name and rename."""
+    """Download and check the files, then write each whole or not at all."""
     if len(source.urls) == 1:
         for file, content in _members(_fetch(source.urls[0]), source):
             _write(folder / file, content)
@@ -332,7 +341,7 @@ def _fetch_any(urls: tuple[str, ...], file: str, expected: str, most: int) -> by
     for url in urls:
         try:
             packed = _fetch(url + file)
-            if hashlib.sha256(_unpacked(packed, most)).hexdigest() == expected:
+            if hashlib.sha256(_unpack(packed, most)).hexdigest() == expected:
                 return packed
             failures.append(f"{url}{file}: wrong content")
         except (OSError, EOFError, zlib.error) as error:
@@ -341,7 +350,7 @@ def _fetch_any(urls: tuple[str, ...], file: str, expected: str, most: int) -> by
 
 
 def _members(archive: bytes, source: _Source) -> Iterator[tuple[str, bytes]]:
-    """Checked members of a tar archive, by base name; nothing is unpacked to disk from it."""
+    """Yield the checked members of a tar archive by base name, without unpacking it to disk."""
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
             for member in tar:
@@ -354,7 +363,7 @@ def _members(archive: bytes, source: _Source) -> Iterator[tuple[str, bytes]]:
                     raise OSError(f"{file} in the archive has the wrong content")
                 yield file, content
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise OSError(f"the archive is damaged: {error}") from None
+        raise OSError(f"the archive {source.urls[0]} is damaged: {error}") from None
 
 
 def _fetch(url: str, timeout: float = 30.0) -> bytes:
@@ -369,16 +378,16 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _idx_set(name: str, files: dict[str, bytes]) -> Images:
-    x = [_idx(files[f"{part}-images-idx3-ubyte"]) for part in ("train", "t10k")]
-    y = [_idx(files[f"{part}-labels-idx1-ubyte"]) for part in ("train", "t10k")]
+    x = [_idx(f"{part}-images-idx3-ubyte", files) for part in ("train", "t10k")]
+    y = [_idx(f"{part}-labels-idx1-ubyte", files) for part in ("train", "t10k")]
     return Images(name, np.concatenate(x), np.concatenate(y).astype(np.int64), len(y[0]))
 
 
-def _idx(content: bytes) -> UInt8Array:
-    """An idx file: two zeros, type 8 (bytes), number of axes, big-endian sizes, then data."""
-    if content[:3] != b"\x00\x00\x08":
+def _idx(file: str, files: dict[str, bytes]) -> UInt8Array:
+    """Parse an idx file: two zeros, type 8 (bytes), number of axes, big-endian sizes, data."""
+    if (content := files[file])[:3] != b"\x00\x00\x08":
         raise InputError(
-            f"an idx file of bytes must start with 00 00 08; got {content[:3].hex(' ')}"
+            f"{file} must start with bytes 00 00 08; got {content[:3].hex(' ')}; download it again"
         )
     axes = content[3]
     shape = np.frombuffer(content, ">u4", count=axes, offset=4).astype(np.int64)
@@ -386,7 +395,7 @@ def _idx(content: bytes) -> UInt8Array:
 
 
 def _cifar(files: dict[str, bytes]) -> Images:
-    """Records of one label byte and 3 × 32 × 32 pixel bytes; the test batch comes last."""
+    """Parse records of one label byte and 3 × 32 × 32 pixel bytes; the test batch is last."""
     records = np.concatenate([_records(files[file]) for file in sorted(files)])
     x = records[:, 1:].reshape(-1, 3, 32, 32)
     n_test = len(_records(files["test_batch.bin"]))
@@ -403,12 +412,9 @@ def _digits() -> Images:
     bunch = load_digits()
     rng = np.random.default_rng(0)
     train = np.zeros(len(bunch.target), dtype=bool)
-    for c in range(10):  # six tenths of every class, the same ones always
+    for c in range(10):  # 60 % of every class, always the same rows
         index = rng.permutation(np.flatnonzero(bunch.target == c))
         train[index[: int(0.6 * len(index))]] = True
     order = np.argsort(~train, kind="stable")  # the training part first
     x, y = bunch.images.astype(np.uint8)[order], bunch.target.astype(np.int64)[order]
     return Images("digits", x, y, int(train.sum()), high=16)
-
-
-__all__ = ["NAMES", "Images", "available", "load"]

@@ -1,1 +1,1 @@
-"""Checks of what clients send: updates (`robust`), ratios (`ratios`) and shared rows (`pool`)."""
+"""Defence against hostile or broken clients: updates, ratios, shared rows, statistics and sums."""

@@ -1,4 +1,7 @@
-"""How pools of rows lie to one another: distances, copies, and who weighs on what."""
+"""Distances between pools, and the influence of each pool on weights.
+
+A pool is the set of rows that one client shares.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from fedshift.core.samples import Float64Array, FloatArray
 
 
 def plane(pool: Mapping[str, FloatArray]) -> dict[str, Float64Array]:
-    """Rows as vectors of comparable columns.
+    """Return rows as vectors of comparable columns.
 
-    Columns of a table are divided by their standard deviation at the median client, where that
-    is not 0; pixels (rows with more than one axis) share a scale already.
+    Each column of a table is divided by the median, over clients, of its standard deviation, if
+    that is not 0. Pixels (rows with more than one axis) already share a scale.
     """
     flat = {n: np.asarray(x.reshape(len(x), -1), dtype=np.float64) for n, x in pool.items()}
     if next(iter(pool.values())).ndim > 2:
@@ -26,8 +29,8 @@ def plane(pool: Mapping[str, FloatArray]) -> dict[str, Float64Array]:
 
 
 def distances(a: Float64Array, b: Float64Array) -> Float64Array:
-    """Euclidean, (n, m)."""
-    # about the same middle, so that far-off rows lose no digits of near ones
+    """Return the Euclidean distances (n, m) between rows a (n, d) and rows b (m, d)."""
+    # centred on the median, so that distant rows do not cost near ones their digits
     middle = np.median(b, axis=0)
     a, b = a - middle, b - middle
     square = np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1) - 2 * (a @ b.T)
@@ -35,8 +38,8 @@ def distances(a: Float64Array, b: Float64Array) -> Float64Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Lie:
-    """Distances between pools, and to rows known to be real.
+class PoolDistances:
+    """Distances between pools, and to reference rows known to be real.
 
     Attributes
     ----------
@@ -74,7 +77,7 @@ class Lie:
 
     @cached_property
     def nearest_own(self) -> dict[str, Float64Array]:
-        """Of every row, the distance to the nearest other row of the same pool."""
+        """Distance from every row to the nearest other row of the same pool."""
         out = {}
         for name, x in self.pool.items():
             d = self._between[name, name].copy()
@@ -83,17 +86,21 @@ class Lie:
         return out
 
     def nearest_other(self, name: str, without: str | None = None) -> Float64Array:
-        """Of every row, the distance to the nearest row of another pool or of the reference."""
+        """Distance from every row to the nearest row of another pool or of the reference.
+
+        The pool `without` is left out.
+        """
         there = [self._between[name, b].min(axis=1) for b in self.pool if b not in (name, without)]
         there += [d.min(axis=1) for n, d in self._to_reference.items() if n == name]
         return np.asarray(np.min(there, axis=0))
 
     def influence(self, name: str, width: float) -> float:
-        """How unevenly a pool would weigh on rows that are not its own.
+        """How unevenly a pool would change the weights of rows that are not its own.
 
-        √(mean f²) / mean f at the reference rows (the other pools' rows, without one), f(x) the
-        mean of exp(−‖x − x_i‖² / 2 width²) over the pool: what the ratio at x would lose without
-        it, up to scale. √(n / m) for a pool that only speaks of m of n rows.
+        The value is √(mean f²) / mean f over the reference rows (without a reference, over the
+        other pools' rows). f(x) is the mean of exp(−‖x − x_i‖² / (2 width²)) over the pool's
+        rows x_i. Up to scale, f(x) is the pool's contribution to the ratio at x. A pool that
+        affects only m of n rows, and those equally, has influence √(n / m).
         """
         if self.reference is None:
             to = np.concatenate([self._between[b, name] for b in self.pool if b != name])

@@ -1,4 +1,4 @@
-"""Rows that clients share for ratios, when one of the clients may be hostile or broken."""
+"""Checks of rows that clients share for ratios, when a client may be hostile or broken."""
 
 from __future__ import annotations
 
@@ -6,89 +6,79 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.params import positive, whole
+from fedshift.core.params import whole
 from fedshift.core.samples import FloatArray
-from fedshift.defence.neighbours import Lie, plane
+from fedshift.defence.neighbours import PoolDistances, plane
 from fedshift.errors import InputError
 
-#: fewest clients that can be compared: each with three others, two of them honest
+#: fewest clients for comparisons: each with three others, two of them honest
 COMPARED = 4
+#: values may lie outside the median range of the other clients by this many widths of it
+SLACK = 2.0
+#: a client with more than this share of bad rows is left out
+TOLERANCE = 0.5
+#: a pool whose spread is below this times the median of the others is left out
+SPREAD = 0.4
+#: a row is a near-copy if the nearest row of its pool is closer than this times the median of the
+#: other pools …
+NEAR = 0.25
+#: … and a pool is left out if its share of near-copies exceeds that of the others by more than this
+COPIES = 0.3
+#: a pool is left out if its median row is this many times as far from the nearest row of the others
+#: as their rows are, and farther than the others are wide
+FAR = 2.0
+#: a pool with more than this many times the others' influence
+#: (`neighbours.PoolDistances.influence`) is left out
+INFLUENCE = 2.5
+#: a pool with fewer usable rows is left out
+MIN_ROWS = 2
+#: largest number of a client's rows in comparisons; from more rows this many are drawn at random
+MOST = 1000
+#: largest number of repeats of a row that bring a small pool to the size of the others (`evened`)
+REPEAT = 10
 Keep = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolDefence:
-    """What rows and pools must look like to be used.
+    """Requirements on shared rows and on pools. A pool is the set of rows that one client shares.
 
-    Rows: of the common shape, numbers, finite, within public bounds where there are some, and
-    not far outside the range of the other clients. Pools: no larger than the median one, no
-    heap of copies of a few rows, not far from everybody else, and no weight on a few
-    rows alone. Every comparison is with the median of the other clients, which one hostile
-    pool among three others cannot take out of the range of the honest; so it takes four clients.
-    With fewer nobody is left out for being unlike the others.
+    Rows must have the common shape and finite numbers, lie within public bounds if there are any,
+    and not lie far outside the range of the other clients. A pool must not consist of near-copies
+    of a few rows, not lie far from all other pools, and not raise the weights of a few rows only.
+    From a pool larger than the quota, rows are drawn at random. Every pool is compared with the
+    median of the pools of the other clients. With three other clients, one hostile pool cannot move
+    that median out of the range of the honest pools, so comparisons need four clients. With fewer
+    clients, no pool is left out for being different.
 
-    Under target shift honest pools differ: each may hold a class of its own. The factors below
-    leave room for that (``benchmarks/attacks.py`` prints how near honest clients come to them).
-    An honest client whose rows lie several standard deviations from everybody's is left
-    out too, and is told why; raise `far` and `influence` where sites differ that much. A pool
-    that looks like some other real law (the training laws, say) cannot be told from an
-    honest one; its part in the numerator is one law of K, and `fedshift.defence.ratios`
-    limits what a law may say.
+    Under label shift, honest pools differ: each may have a class that no other has. The limits
+    (constants of this module) allow for that, and ``benchmarks/attacks.py`` prints how close honest
+    clients come to them.
+    An honest client whose rows lie several standard deviations from all others is also left out;
+    the report states why. A pool that imitates another real distribution, such as the training
+    distribution, cannot be distinguished from an honest one. It is only one of
+    the test distributions in the numerator of the ratio, which has one for each client.
+    `fedshift.defence.ratios` limits its effect.
 
     Attributes
     ----------
     bounds : (float, float) or None
         Public bounds of every value, for example (0, 1) for images.
-    slack : float
-        Values may lie so many widths outside the range of the median other client.
-    tolerance : float
-        A client with more than this share of bad rows is left out.
     quota : int or None
-        Most rows a client; None: as many as the median client sent (of two, any number).
-    spread : float
-        A pool less wide than this times the median is aimed at a few rows.
-    near : float
-        Rows nearer to another of their pool than this times the others' median are copies …
-    copies : float
-        … and a pool with so much larger a share of them than the others is left out.
-    far : float
-        A pool whose median row lies so many times farther from the nearest row of the others
-        than theirs do, and farther than the others are wide, is left out.
-    influence : float
-        So many times the others' influence (`neighbours.Lie.influence`) is too much.
-    min_rows : int
-        A pool with fewer usable rows is left out.
-    most : int
-        Rows of a client that are compared; of more, so many are drawn at random.
-    repeat : int
-        Most times a row is repeated to bring a small pool to the size of the others (`evened`).
+        Largest number of rows per client. With None, the quota is the lower median of the clients'
+        numbers of rows; with only two clients there is no limit.
     """
 
     bounds: tuple[float, float] | None = None
-    slack: float = 2.0
-    tolerance: float = 0.5
     quota: int | None = None
-    spread: float = 0.4
-    near: float = 0.25
-    copies: float = 0.3
-    far: float = 2.0
-    influence: float = 2.5
-    min_rows: int = 2
-    most: int = 1000
-    repeat: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("slack", "tolerance", "spread", "near", "copies", "far", "influence"):
-            positive(self, name)
-        for name in ("min_rows", "repeat"):
-            whole(self, name)
-        whole(self, "most", least=2)
         if self.quota is not None:
             whole(self, "quota")
         if isinstance(self.bounds, list):
@@ -99,24 +89,26 @@ class PoolDefence:
 
 
 @dataclass(frozen=True)
-class PoolVerdict:
-    """What became of one client's rows.
+class PoolCheck:
+    """Result of the checks of one client's rows.
 
     Attributes
     ----------
-    came, kept : int
-        Rows.
+    rows : int
+        Number of rows that are used.
     dropped : dict of reason to rows
+        Numbers of dropped rows.
     left_out : str or None
-        Why the whole pool does not count.
+        Why the whole pool is not used.
     spread, distance, influence : float or None
-        As multiples of the other clients' median, where they were compared.
+        Distance between the pool's rows, distance to the nearest row of the others, and
+        `neighbours.PoolDistances.influence`, each as a multiple of the other clients' median; None
+        without a comparison.
     copies : float or None
         Share of rows that are near-copies of one another.
     """
 
-    came: int
-    kept: int
+    rows: int
     dropped: Mapping[str, int]
     left_out: str | None = None
     spread: float | None = None
@@ -127,38 +119,34 @@ class PoolVerdict:
 
 @dataclass(frozen=True, repr=False)
 class PoolReport:
-    """What became of the shared rows.
+    """Results of the checks of all shared rows.
 
     Attributes
     ----------
-    clients : dict of name to PoolVerdict
+    clients : dict of name to PoolCheck
+        The result for each client.
     quota : int
-        Most rows a client.
+        Largest number of rows per client.
     compared : bool
-        Whether there were clients enough to compare them.
+        Whether there were enough clients to compare them.
     """
 
-    clients: dict[str, PoolVerdict]
+    clients: dict[str, PoolCheck]
     quota: int
     compared: bool
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Who was left out, and why."""
+        """Clients that are left out, and why."""
         return {n: v.left_out for n, v in self.clients.items() if v.left_out is not None}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        clients = {name: asdict(v) for name, v in self.clients.items()}
-        return {"quota": self.quota, "compared": self.compared, "clients": clients}
 
     def __repr__(self) -> str:
         used = len(self.clients) - len(self.left_out)
-        said = [f"{used} of {len(self.clients)} pools used, at most {self.quota} rows each"]
-        said += [f"left out {name}: {why}" for name, why in self.left_out.items()]
+        words = [f"{used} of {len(self.clients)} pools used, at most {self.quota} rows each"]
+        words += [f"left out {name}: {why}" for name, why in self.left_out.items()]
         if not self.compared:
-            said.append(f"not compared: that takes {COMPARED} clients")
-        return f"PoolReport({'; '.join(said)})"
+            words.append(f"not compared with each other: needs at least {COMPARED} clients")
+        return f"PoolReport({'; '.join(words)})"
 
 
 def clean_pool(
@@ -168,28 +156,29 @@ def clean_pool(
     reference: FloatArray | None = None,
     seed: int | None = None,
 ) -> tuple[dict[str, FloatArray], PoolReport]:
-    """The rows that can be used, and what became of the others.
+    """Check shared rows; return the usable ones and a report.
 
     Parameters
     ----------
     pool : mapping of client to rows (n, …)
-        As they came.
+        The rows as received.
     defence : PoolDefence, optional
     reference : rows (r, …), optional
-        Rows known to be real: a client that cleans the pool gives its own training rows, which
-        is where a hostile pool would weigh.
+        Rows known to be real. A client that cleans the pool passes its own training rows, because
+        a hostile pool would change their weights.
     seed : int, optional
-        Of the rows drawn for quotas and comparisons. Leave it out in real use: whoever knows it
-        before the rows are sent knows which of them nobody will look at.
+        Seed of the random choice of rows for quotas and comparisons. Leave it out in real use:
+        a client that knows the seed before it sends rows knows which rows are not checked.
 
     Returns
     -------
     dict of client to rows, PoolReport
+        The usable rows, and the result of every check.
 
     Raises
     ------
     InputError
-        If no pool is left.
+        If no pool can be used.
 
     Examples
     --------
@@ -200,42 +189,42 @@ def clean_pool(
     >>> rows, report = clean_pool(pool)
     >>> list(rows), report
     (['a', 'b', 'c', 'd'], PoolReport(4 of 5 pools used, at most 200 rows each; left out e: \
-aimed at a few rows: 0.00 times as wide as the other pools))
+rows too close together: spread 0.00 times that of the other pools))
     """
     defence = PoolDefence() if defence is None else defence
     seed = secrets.randbits(128) if seed is None else seed
-    rows, verdicts = _readable(pool, None if reference is None else reference.shape[1:])
-    _drop_bad_rows(rows, verdicts, defence)
-    quota = _cut_to_quota(rows, verdicts, defence, seed)
+    rows, checks = _read_pools(pool, None if reference is None else reference.shape[1:])
+    _drop_bad_rows(rows, checks, defence)
+    quota = _cut_to_quota(rows, checks, defence, seed)
     compared = len(rows) >= COMPARED
     if compared:
-        _compare(rows, verdicts, defence, reference, seed)
-    kept = {}
-    for name, verdict in verdicts.items():
-        if verdict.left_out is None:
-            kept[name] = rows[name]
-            verdicts[name] = replace(verdict, kept=len(rows[name]))
-    report = PoolReport(verdicts, quota, compared)
-    if not kept:
-        raise InputError(f"no pool can be used: {report.left_out}; ask the clients, or share less")
-    return kept, report
+        _compare(rows, checks, reference, seed)
+    clean = {}
+    for name, check in checks.items():
+        if check.left_out is None:
+            clean[name] = rows[name]
+            checks[name] = replace(check, rows=len(rows[name]))
+    report = PoolReport(checks, quota, compared)
+    if not clean:
+        raise InputError(
+            f"at least one shared pool must be usable; got {report.left_out}; check these clients"
+        )
+    return clean, report
 
 
-def evened(
-    pool: Mapping[str, FloatArray], *, repeat: int = 10, seed: int = 0
-) -> dict[str, FloatArray]:
-    """Pools of equal size, so that every law counts alike once they are shuffled together.
+def evened(pool: Mapping[str, FloatArray], *, seed: int = 0) -> dict[str, FloatArray]:
+    """Bring pools to equal size, so that each has equal weight when they are shuffled together.
 
-    Rows of smaller pools are repeated, all as often or once more, at most `repeat` times: a pool
-    of very few rows stays smaller, or each of them would weigh as much as a hundred of others.
+    Every row of a smaller pool is repeated the same number of times, a random few once more, and no
+    row occurs more than `REPEAT` times. So a pool of very few rows stays smaller; otherwise each of
+    its rows could have the weight of a hundred others.
 
     Parameters
     ----------
     pool : mapping of client to rows (n, …)
-        From `clean_pool`.
-    repeat : int
+        The pools that `clean_pool` returned.
     seed : int
-        Of the rows repeated once more.
+        Seed of the choice of rows that are repeated once more.
 
     Examples
     --------
@@ -247,22 +236,22 @@ def evened(
     size = max(map(len, pool.values()))
     out = {}
     for name, x in pool.items():
-        whole_times, more = divmod(min(size, repeat * len(x)), len(x))
+        whole_times, more = divmod(min(size, REPEAT * len(x)), len(x))
         parts = [x] * whole_times + ([_some(x, more, seed, name)] if more else [])
         out[name] = np.concatenate(parts)
     return out
 
 
-def _readable(
+def _read_pools(
     pool: Mapping[str, Any], shape: tuple[int, ...] | None
-) -> tuple[dict[str, FloatArray], dict[str, PoolVerdict]]:
+) -> tuple[dict[str, FloatArray], dict[str, PoolCheck]]:
     """Pools that are arrays of numbers with rows of the common shape."""
-    given = {name: np.asarray(x) for name, x in pool.items()}
+    arrays = {name: np.asarray(x) for name, x in pool.items()}
     if shape is None:
-        shapes = Counter(x.shape[1:] for x in given.values() if x.ndim > 1 and x.dtype.kind != "O")
+        shapes = Counter(x.shape[1:] for x in arrays.values() if x.ndim > 1 and x.dtype.kind != "O")
         shape = shapes.most_common(1)[0][0] if shapes else ()
-    rows, verdicts = {}, {}
-    for name, x in given.items():
+    rows, checks = {}, {}
+    for name, x in arrays.items():
         why = None
         if x.dtype.kind not in "biuf":
             why = f"type {x.dtype} where numbers are needed"
@@ -270,31 +259,31 @@ def _readable(
             why = f"rows of shape {x.shape[1:]} where {shape} is needed"
         else:
             rows[name] = x if x.dtype in (np.float32, np.float64) else x.astype(np.float64)
-        verdicts[name] = PoolVerdict(len(x) if x.ndim else 0, 0, {}, why)
-    return rows, verdicts
+        checks[name] = PoolCheck(0, {}, why)
+    return rows, checks
 
 
 def _drop_bad_rows(
-    rows: dict[str, FloatArray], verdicts: dict[str, PoolVerdict], defence: PoolDefence
+    rows: dict[str, FloatArray], checks: dict[str, PoolCheck], defence: PoolDefence
 ) -> None:
-    """Take out rows that are not finite or out of bounds or range, and clients full of them."""
+    """Drop rows that are not finite or out of bounds or range, and clients with too many such."""
     for name in list(rows):
         flat = rows[name].reshape(len(rows[name]), -1)
         good = np.asarray(np.isfinite(flat).all(axis=1))
-        _drop(rows, verdicts, name, good, "not finite", defence)
+        _drop(rows, checks, name, good, "not finite")
     if defence.bounds is not None:
         low, high = defence.bounds
         for name in list(rows):
             flat = rows[name].reshape(len(rows[name]), -1)
             good = np.asarray(((flat >= low - 1e-6) & (flat <= high + 1e-6)).all(axis=1))
-            _drop(rows, verdicts, name, good, f"outside [{low:g}, {high:g}]", defence)
+            _drop(rows, checks, name, good, f"outside [{low:g}, {high:g}]")
     if len(rows) >= COMPARED:
-        good_by = {name: _in_range(rows, name, defence.slack) for name in rows}
+        good_by = {name: _in_range(rows, name) for name in rows}
         for name, good in good_by.items():
-            _drop(rows, verdicts, name, good, "far outside the others' range", defence)
+            _drop(rows, checks, name, good, "far outside the others' range")
 
 
-def _in_range(rows: Mapping[str, FloatArray], name: str, slack: float) -> Keep:
+def _in_range(rows: Mapping[str, FloatArray], name: str) -> Keep:
     others = [x.reshape(len(x), -1) for n, x in rows.items() if n != name]
     # values that some client has, not means of two, of which one may be anything
     low = np.quantile([x.min(axis=0) for x in others], 0.5, axis=0, method="lower")
@@ -302,106 +291,104 @@ def _in_range(rows: Mapping[str, FloatArray], name: str, slack: float) -> Keep:
     width = high - low
     if rows[name].ndim > 2:  # pixels share a range
         width = np.full_like(width, width.max())
-    room = np.where(width > 0, slack * width, np.inf)  # a column with one value says nothing
+    slack = np.where(width > 0, SLACK * width, np.inf)  # a constant column has no scale
     flat = rows[name].reshape(len(rows[name]), -1)
-    return np.asarray(((flat >= low - room) & (flat <= high + room)).all(axis=1))
+    return np.asarray(((flat >= low - slack) & (flat <= high + slack)).all(axis=1))
 
 
 def _drop(
     rows: dict[str, FloatArray],
-    verdicts: dict[str, PoolVerdict],
+    checks: dict[str, PoolCheck],
     name: str,
     good: Keep,
     reason: str,
-    defence: PoolDefence,
 ) -> None:
-    bad = int((~good).sum())
-    left = int(good.sum())
-    old = verdicts[name]
+    bad, left = int((~good).sum()), int(good.sum())
+    old = checks[name]
     why = None
-    if bad > defence.tolerance * len(good):
+    if bad > TOLERANCE * len(good):
         why = f"{bad} of {len(good)} rows {reason}"
-    elif left < defence.min_rows:
-        why = f"{left} usable rows where at least {defence.min_rows} are needed"
+    elif left < MIN_ROWS:
+        why = f"{left} usable rows where at least {MIN_ROWS} are needed"
     if bad:
-        verdicts[name] = replace(old, dropped={**old.dropped, reason: bad}, left_out=why)
+        checks[name] = replace(old, dropped={**old.dropped, reason: bad}, left_out=why)
         rows[name] = rows[name][good]
     if why is not None:
-        verdicts[name] = replace(verdicts[name], left_out=why)
+        checks[name] = replace(checks[name], left_out=why)
         del rows[name]
 
 
 def _cut_to_quota(
     rows: dict[str, FloatArray],
-    verdicts: dict[str, PoolVerdict],
+    checks: dict[str, PoolCheck],
     defence: PoolDefence,
     seed: int,
 ) -> int:
     sizes = [len(x) for x in rows.values()] or [0]
-    # of two, one could cut the other's pool to its own size
+    # with two clients, one could cut the other's pool to its own size
     usual = int(np.quantile(sizes, 0.5, method="lower")) if len(sizes) > 2 else max(sizes)
     quota = defence.quota or usual
     for name, x in rows.items():
         if len(x) > quota:
             rows[name] = _some(x, quota, seed, name)
-            dropped = {**verdicts[name].dropped, "above the quota": len(x) - quota}
-            verdicts[name] = replace(verdicts[name], dropped=dropped)
+            dropped = {**checks[name].dropped, "above the quota": len(x) - quota}
+            checks[name] = replace(checks[name], dropped=dropped)
     return quota
 
 
 def _some(x: FloatArray, count: int, seed: int, name: str) -> FloatArray:
-    """Rows drawn at random, the same whoever else takes part."""
+    """Draw rows at random; the choice does not depend on the other clients."""
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return x[np.sort(rng.choice(len(x), min(count, len(x)), replace=False))]
 
 
 def _compare(
     rows: dict[str, FloatArray],
-    verdicts: dict[str, PoolVerdict],
-    defence: PoolDefence,
+    checks: dict[str, PoolCheck],
     reference: FloatArray | None,
     seed: int,
 ) -> None:
-    """Hold every pool against the others."""
-    shown = {n: _some(x, defence.most, seed, n) for n, x in rows.items()}
+    """Compare every pool with the others."""
+    sample = {n: _some(x, MOST, seed, n) for n, x in rows.items()}
     if reference is not None:
-        shown[""] = _some(reference, 2 * defence.most, seed, "")
-    lie = Lie(vectors := plane(shown), vectors.pop("", None))
-    widths = {n: float(np.median(d)) for n, d in lie.nearest_own.items()}
-    found = {}
+        sample[""] = _some(reference, 2 * MOST, seed, "")
+    pools = PoolDistances(vectors := plane(sample), vectors.pop("", None))
+    widths = {n: float(np.median(d)) for n, d in pools.nearest_own.items()}
+    new = {}
     for name in rows:
         others = [n for n in rows if n != name]
-        wide = _median(lie.spread[n] for n in others)
+        wide = _median(pools.spread[n] for n in others)
         width = _median(widths[n] for n in others)
-        null = [lie.nearest_other(n, without=name) for n in others]
+        null = [pools.nearest_other(n, without=name) for n in others]
         usual = _median(np.median(d) for d in null)
-        away = float(np.median(lie.nearest_other(name)))
-        share = {n: float((lie.nearest_own[n] < defence.near * width).mean()) for n in rows}
-        smooth = max(width, 0.05 * wide)  # where most rows have an equal
-        influence = _median(lie.influence(n, smooth) for n in others)
-        found[name] = replace(
-            verdicts[name],
-            spread=lie.spread[name] / max(wide, 1e-300),
+        away = float(np.median(pools.nearest_other(name)))
+        share = {n: float((pools.nearest_own[n] < NEAR * width).mean()) for n in rows}
+        smooth = max(width, 0.05 * wide)  # for pools in which most rows have a duplicate
+        influence = _median(pools.influence(n, smooth) for n in others)
+        check = replace(
+            checks[name],
+            spread=pools.spread[name] / max(wide, 1e-300),
             copies=share[name],
             distance=away / max(usual, 0.01 * wide, 1e-300),
-            influence=lie.influence(name, smooth) / max(influence, 1e-300),
+            influence=pools.influence(name, smooth) / max(influence, 1e-300),
         )
-        why = _outlying(found[name], defence, _median(share[n] for n in others))
-        if why is None and away > max(defence.far * usual, wide):
-            why = f"far from all others: {found[name].distance:.3g} times as far as they are"
-        found[name] = replace(found[name], left_out=why)
-    verdicts.update(found)
+        why = _explain(check, _median(share[n] for n in others))
+        if why is None and away > max(FAR * usual, wide):
+            why = f"far from all other pools: distance {check.distance:.3g} times their median"
+        new[name] = replace(check, left_out=why)
+    checks.update(new)
 
 
-def _outlying(verdict: PoolVerdict, defence: PoolDefence, usual: float) -> str | None:
-    """Why a pool is not like the others, or None."""
-    spread, copies = verdict.spread or 0.0, verdict.copies or 0.0
-    if spread < defence.spread:
-        return f"aimed at a few rows: {spread:.2f} times as wide as the other pools"
-    if copies - usual > defence.copies:
-        return f"{copies:.0%} of its rows are near-copies of one another, {usual:.0%} elsewhere"
-    if (verdict.influence or 0.0) > defence.influence:
-        return f"would weigh on a few rows alone: {verdict.influence:.3g} times the usual influence"
+def _explain(check: PoolCheck, usual: float) -> str | None:
+    """Why a pool is not similar to the others, or None."""
+    spread, copies = check.spread or 0.0, check.copies or 0.0
+    if spread < SPREAD:
+        return f"rows too close together: spread {spread:.2f} times that of the other pools"
+    if copies - usual > COPIES:
+        return f"{copies:.0%} of its rows are near-copies of one another, {usual:.0%} in others"
+    if (check.influence or 0.0) > INFLUENCE:
+        text = "raises the weights of a few rows only: its influence on weights is "
+        return f"{text}{check.influence:.3g} times the median of the other pools"
     return None
 
 

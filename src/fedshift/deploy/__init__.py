@@ -1,4 +1,5 @@
-"""Flower's processes on one machine: keys, SuperLink, SuperNodes, a run from start to end.
+"""Deployments on Flower: task files, site files, keys, processes and runs on one machine.
 
-Flower itself is never imported here: its commands are run.
+A SuperLink is Flower's server process; a SuperNode is the process at a site. This package runs
+Flower's commands and never imports Flower.
 """

@@ -1,4 +1,7 @@
-"""What all parties of a deployment agree on, in one file: a recipe of one run and a table of it.
+"""The agreement of a deployment: one file that server and sites share.
+
+The file holds a recipe with one method and one seed, and a table [deploy]. This file is called the
+*task file*.
 
 ::
 
@@ -7,12 +10,12 @@
 
     [deploy]
     clients = ["client-1", "client-2", "client-3"]
-    shape = [8, 8]                      # of a row
-    classes = 10
-    deadline = 120.0                    # seconds a round waits
-    minimum = 2                         # fewest answers that make a round
+    shape = [8, 8]                      # shape of one row
+    classes = 10                        # number of classes; 1 for regression
+    deadline = 120.0                    # seconds that a round waits for replies
+    minimum = 2                         # smallest number of replies with which a round is accepted
 
-    [deploy.ratio]                      # fields of fedshift.federation.job.RatioPhase
+    [deploy.ratio]                      # fields of fedshift.federation.deployment_task.RatioPhase
     kind = "multi-source"
 
     [deploy.robust]                     # fields of fedshift.defence.robust.Robust
@@ -21,13 +24,13 @@
     [deploy.defence]                    # fields of fedshift.defence.ratios.RatioDefence
     winsorise = 0.999
 
-Server and sites each have a copy; a site answers only to the digest of its own.
+The server and every site have a copy. A site accepts only requests that carry the digest of its own
+copy.
 """
 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,37 +38,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 
-from fedshift.core.files import write_text
+from fedshift.core.files import read_toml, write_text
 from fedshift.core.samples import Float64Array
 from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.ratios import RatioDefence
 from fedshift.defence.robust import Robust
 from fedshift.errors import InputError
-from fedshift.experiments.recipe import PLANS, Model, Recipe, read_plan
-from fedshift.experiments.spelling import Place, arguments, at, fields_of, make, plain, to_toml
-from fedshift.federation.job import KINDS, POOLED, SHARED, Job, RatioPhase
-from fedshift.federation.weigh import ESTIMATORS
+from fedshift.experiments.recipe import PLANS, ModelSpec, Recipe, read_plan
+from fedshift.experiments.toml_tables import Location, arguments, at, fields_of, make, plain
+from fedshift.federation.client_weights import ESTIMATORS
+from fedshift.federation.deployment_task import KINDS, POOLED, SHARED, DeploymentTask, RatioPhase
 from fedshift.learn.objective import Objective
 
-#: keys of [deploy] that are fields of `Job`
+#: keys of [deploy] that are fields of `DeploymentTask`
 _PLAIN = ("clients", "shape", "classes", "minimum", "deadline", "tries")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """A run of a recipe at a distance.
+    """A recipe, and the task with which server and sites run the recipe in a deployment.
 
     Attributes
     ----------
     recipe : Recipe
-        With one method and one seed.
-    job : Job
-        What it comes to.
+        A recipe with one method and one seed.
+    job : DeploymentTask
+        The task, with settings from the recipe and from the table [deploy].
     """
 
     recipe: Recipe
-    job: Job
+    job: DeploymentTask
 
     @classmethod
     def of(
@@ -75,48 +79,54 @@ class Agreement:
         method: str | None = None,
         seed: int | None = None,
         clients: int | None = None,
-        rung: int | None = None,
+        disclosure_level: int | None = None,
         data_dir: str | os.PathLike[str] | None = None,
         **more: Any,
     ) -> Agreement:
-        """From a recipe whose data this machine can make: a simulation of a deployment.
+        """Make the agreement for a recipe. The recipe's data must be on this machine.
 
         Parameters
         ----------
+        recipe : Recipe
         method, seed : optional
-            The recipe's first by default.
+            Method and seed of the recipe to use; by default its first method and its first seed.
         clients : int, optional
-            The first so many of its clients.
-        rung : int, optional
-            Of the privacy ladder: the highest that the task may need. 3 adds a bound from bin
-            counts, 4 and 5 share rows, made up or real.
+            Number of clients to use, from the recipe's first client on; by default all.
+        disclosure_level : int, optional
+            Upper limit for the disclosure level of the task. A recipe that needs a higher level is
+            refused.
+            The default limit is the lowest level with which the method can run. With level 3, sites
+            send counts of test rows in bins of the log ratio, from which a bound on the weights is
+            computed. With level 4, sites share generated rows; with level 5, real ones.
+        data_dir : path, optional
+            Folder of data sets.
         **more
-            Other fields of `Job`.
+            Other fields of `DeploymentTask`.
 
         Raises
         ------
         InputError
-            If the recipe cannot be run so, or needs a higher rung.
+            If the recipe cannot be deployed, or needs a higher disclosure level.
         """
         method = recipe.methods[0].name if method is None else method
         one = recipe.narrow(method, recipe.seeds[0] if seed is None else seed)
         federation = _federation(one, data_dir)
         if clients is not None and not 1 <= clients <= len(federation):
             raise InputError(
-                f"recipe {one.name} has {len(federation)} clients; asked for {clients}"
+                f"clients must be 1 to {len(federation)} for recipe {one.name}; got {clients}"
             )
         chosen = tuple(federation)[:clients]
         settings = one.settings(method, one.seeds[0])
         regression = settings.loss != "cross-entropy"
-        job = Job(
+        job = DeploymentTask(
             clients=tuple(c.name for c in chosen),
             shape=chosen[0].x.shape[1:],
             classes=1 if regression else 1 + max(int(c.y.max()) for c in federation),
-            ratio=_ratio_phase(one, rung),
+            ratio=_ratio_phase(one, disclosure_level),
             **_of_settings(one),
             **more,
         )
-        _check_rung(job, rung)
+        _check_disclosure_level(job, disclosure_level)
         return cls(recipe=one, job=job)
 
     # -- rows ----------------------------------------------------------------------------------
@@ -124,7 +134,7 @@ class Agreement:
     def rows(
         self, client: str, data_dir: str | os.PathLike[str] | None = None
     ) -> tuple[ClientData, Float64Array | None]:
-        """A client's rows as the recipe deals them, and its log ratios where they are known."""
+        """Return a client's rows, and its exact log ratios if the task's ratio kind is "given"."""
         federation = _federation(self.recipe, data_dir)
         if len(self.job.clients) < len(federation):
             federation = Federation(
@@ -139,53 +149,52 @@ class Agreement:
     # -- TOML ----------------------------------------------------------------------------------
 
     def to_toml(self) -> str:
-        """The whole file."""
+        """Return the text of the task file."""
         job = self.job
         deploy = {n: plain(v) for n in _PLAIN if (v := getattr(job, n)) is not None}
         deploy["ratio"] = _spelled_ratio(job.ratio)
         deploy["robust"] = _off(fields_of(job.robust), job.robust)
         deploy["defence"] = _off(fields_of(job.defence), job.defence)
-        return to_toml({**self.recipe.to_table(), "deploy": deploy})
+        return tomli_w.dumps({**self.recipe.to_table(), "deploy": deploy})
 
     def write(self, path: Path) -> Path:
-        """Write it, whole or not at all."""
+        """Write the task file completely or not at all."""
         return write_text(path, self.to_toml())
 
     @classmethod
     def read(cls, path: Path | str) -> Agreement:
-        """From a file of `write`.
+        """Read a task file that `write` has written.
 
         Raises
         ------
         InputError
-            If it is not there or says something that cannot be; where, and what is needed.
+            If the file is missing, or has a wrong key or value. The error names the place and the
+            value that is needed.
         """
         path = Path(path)
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"cannot read the agreement {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} must be TOML: {error}") from None
-        place = Place(path.name)
+        table = read_toml(path, "the agreement")
+        place = Location(path.name)
         deploy = table.pop("deploy", None)
         if not isinstance(deploy, Mapping):
             raise place.wrong("deploy", "a table, [deploy]", deploy)
         recipe = Recipe.of(table, place)
         if len(recipe.methods) != 1 or len(recipe.seeds) != 1:
-            raise InputError(f"{place}: an agreement is about one method and one seed")
-        told = recipe.methods[0].ratio
-        if told.kind == "federated-mlls":
-            _without_calibration(told.options, place.under("method"))
-        below, given = place.under("deploy"), dict(deploy)
+            raise InputError(
+                f"{place}: a task file must have one method and one seed; got "
+                f"{len(recipe.methods)} and {len(recipe.seeds)}; remove all but one of each"
+            )
+        method = recipe.methods[0].ratio
+        if method.kind == "federated-mlls":
+            _without_calibration(method.options, place.under("method"))
+        below, table = place.under("deploy"), dict(deploy)
         for name in ("ratio", "robust", "defence"):
-            if not isinstance(given.get(name, {}), Mapping):
-                raise below.wrong(name, "a table", given[name])
-        ratio = _read_ratio(given.pop("ratio", {}), below)
-        robust = _read_with_off(Robust, given.pop("robust", {}), below.under("robust"))
-        defence = _read_with_off(RatioDefence, given.pop("defence", {}), below.under("defence"))
-        job = Job(
-            **arguments(Job, given, below, skip=_others()),
+            if not isinstance(table.get(name, {}), Mapping):
+                raise below.wrong(name, "a table", table[name])
+        ratio = _read_ratio(table.pop("ratio", {}), below)
+        robust = _read_with_off(Robust, table.pop("robust", {}), below.under("robust"))
+        defence = _read_with_off(RatioDefence, table.pop("defence", {}), below.under("defence"))
+        job = DeploymentTask(
+            **arguments(DeploymentTask, table, below, skip=_others()),
             ratio=ratio,
             robust=robust,
             defence=defence,
@@ -195,19 +204,19 @@ class Agreement:
 
     @cached_property
     def digest(self) -> str:
-        """What a site that has agreed to this answers to."""
+        """Digest of the task; a site that has agreed to it accepts requests with this digest."""
         return self.job.digest
 
     def __repr__(self) -> str:
         return (
             f"Agreement({self.recipe.name}, {len(self.job.clients)} clients, "
-            f"{self.job.objective}, ratios {self.job.ratio.kind}, rung {self.job.rung}, "
-            f"digest {self.digest})"
+            f"{self.job.objective}, ratios {self.job.ratio.kind}, disclosure level "
+            f"{self.job.disclosure_level}, digest {self.digest})"
         )
 
 
 def _others() -> tuple[str, ...]:
-    return tuple(n for n in Job.__dataclass_fields__ if n not in _PLAIN)
+    return tuple(n for n in DeploymentTask.__dataclass_fields__ if n not in _PLAIN)
 
 
 def _federation(recipe: Recipe, data_dir: str | os.PathLike[str] | None) -> Federation:
@@ -215,93 +224,89 @@ def _federation(recipe: Recipe, data_dir: str | os.PathLike[str] | None) -> Fede
 
 
 def _of_settings(recipe: Recipe) -> dict[str, Any]:
-    """Fields of a `Job` that the recipe says."""
+    """Return the fields of a `DeploymentTask` that the recipe sets."""
     s = recipe.settings(recipe.methods[0].name, recipe.seeds[0])
     if s.precision == "bfloat16":
-        raise InputError("sites compute in float32 or float64; got precision 'bfloat16'")
-    if s.flattenings and s.objective != "erm":
+        raise InputError("precision must be float32 or float64 in a deployment; got 'bfloat16'")
+    if s.pooling and s.objective != "erm":
         raise InputError(
-            "sites train once, with one exponent of the ratios; got flattenings "
-            f"{list(s.flattenings)} to choose from; leave them out, or say the one that a run "
-            "chose as weighting.flatten"
-        )
-    if s.lean and s.objective != "erm":
-        raise InputError(
-            f"sites weigh their rows alone, without each other's training laws; got lean {s.lean}; "
-            "leave it out"
+            "pooling must be 0 in a deployment, because a site does not know the training "
+            f"distributions of the other sites; got {s.pooling}; leave pooling out"
         )
     names = ("model", "plan", "loss", "objective", "weighting", "seed", "precision")
     return {n: getattr(s, n) for n in names}
 
 
-def _check_rung(job: Job, rung: int | None) -> None:
-    if rung is None:
+def _check_disclosure_level(job: DeploymentTask, disclosure_level: int | None) -> None:
+    if disclosure_level is None:
         return
-    if job.rung > rung:
+    if job.disclosure_level > disclosure_level:
         raise InputError(
-            f"objective {job.objective!r} with ratios {job.ratio.kind!r} needs rung {job.rung} of "
-            f"the privacy ladder; got rung {rung}; say {job.rung}, or take a method that needs less"
+            f"objective {job.objective!r} with ratios {job.ratio.kind!r} needs disclosure level "
+            f"{job.disclosure_level}; got disclosure level {disclosure_level}; set it to "
+            f"{job.disclosure_level}, or use a method that needs less"
         )
-    if rung == 3 and not job.ratio.bound:
+    if disclosure_level == 3 and not job.ratio.bound:
         raise InputError(
-            "rung 3 adds a bound from bin counts to ratios 'multi-source'; got ratios "
-            f"{job.ratio.kind!r}, which need rung {job.rung}; say that, or take another method"
+            "disclosure level 3 is only for ratios 'multi-source': sites also send counts of test "
+            f"rows in bins, which bound the weights; got ratios {job.ratio.kind!r}, which need "
+            f"disclosure level {job.disclosure_level}; set that level, or use another method"
         )
 
 
-def _ratio_phase(recipe: Recipe, rung: int | None) -> RatioPhase:
-    """The way to ratios that a recipe's method names, on a rung of the ladder."""
-    method, place = recipe.methods[0], Place(recipe.name, "method")
+def _ratio_phase(recipe: Recipe, disclosure_level: int | None) -> RatioPhase:
+    """Return the ratio phase for a recipe's method at a disclosure level."""
+    method, place = recipe.methods[0], Location(recipe.name, "method")
     kind, options = method.ratio.kind, method.ratio.options
     objective = Objective.of(method.objective).kind
     if objective == "erm":
         return RatioPhase(kind="local")
-    if kind in SHARED and rung not in (4, 5):
-        bound = kind == "multi-source" and rung == 3
+    if kind in SHARED and disclosure_level not in (4, 5):
+        bound = kind == "multi-source" and disclosure_level == 3
         if kind == "federated-mlls":
             options = _without_calibration(options, place)
         return _read_ratio({"kind": kind, "bound": bound, **options}, place)
-    if kind == "federated-auto" and rung not in (4, 5):
+    if kind == "federated-auto" and disclosure_level not in (4, 5):
         raise InputError(
             f"{place}: ratio 'federated-auto' chooses between {' and '.join(map(repr, SHARED))} by "
-            "comparing all clients; in a deployment the parties decide: name one of the two as the "
-            "method's ratio; 'fedshift deploy look' tells a site which suits its rows"
+            "comparing all clients, which a deployment cannot do; name one of the two as the "
+            "method's ratio; with 'fedshift deploy check' a site can see which one suits its rows"
         )
-    phase = _alone(kind, objective, rung)
+    phase = _alone(kind, objective, disclosure_level)
     if options:
         raise InputError(
-            f"{place.under('ratio')}: {phase.estimator!r} is fitted by each site with its "
-            f"defaults; got {', '.join(options)} for {kind!r}; leave them out"
+            f"{place.under('ratio')}: each site fits {phase.estimator!r} with its default "
+            f"options; got {', '.join(options)} for {kind!r}; leave these options out"
         )
     return phase
 
 
-def _without_calibration(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """Options of label laws without the calibration, of which sites have one kind."""
-    given = dict(options)
-    calibration = given.pop("calibration", "bcts")
+def _without_calibration(options: Mapping[str, Any], place: Location) -> dict[str, Any]:
+    """Return options of 'federated-mlls' without its calibration, which must be 'bcts'."""
+    rest = dict(options)
+    calibration = rest.pop("calibration", "bcts")
     if calibration != "bcts":
         raise InputError(
-            f"{place.under('ratio')}: sites calibrate by a temperature and biases, because sums "
-            f"for a matrix would say much more of a site's rows; got calibration {calibration!r}; "
-            "leave it out, or say 'bcts'"
+            f"{place.under('ratio')}: sites of a deployment calibrate by a temperature and a bias "
+            "per class ('bcts'), because the sums for another calibration would reveal more of "
+            f"their rows; got calibration {calibration!r}; leave calibration out"
         )
-    return given
+    return rest
 
 
-def _alone(kind: str, objective: str, rung: int | None) -> RatioPhase:
-    """Ratios that every site makes by itself, from its own rows or from a pool."""
-    if rung in (4, 5):
+def _alone(kind: str, objective: str, disclosure_level: int | None) -> RatioPhase:
+    """Return the ratio phase in which every site estimates by itself, from its rows or a pool."""
+    if disclosure_level in (4, 5):
         alone = kind in ESTIMATORS and kind not in (*KINDS, "federated-auto")
         name = kind if alone else "classifier"
-        return RatioPhase(kind=POOLED[rung - 4], estimator=name)
+        return RatioPhase(kind=POOLED[disclosure_level - 4], estimator=name)
     if kind == "exact":
         return RatioPhase(kind="given")
     if objective == "fitw":
         return RatioPhase(kind="local", estimator=kind)
     raise InputError(
-        f"ratio {kind!r} needs other sites' rows; take 'multi-source' or 'federated-mlls', which "
-        "send gradients, or say rung 5 to share rows"
+        f"ratio {kind!r} needs rows of other sites; use 'multi-source' or 'federated-mlls', for "
+        "which sites send gradients, or set disclosure level 5, at which sites share rows"
     )
 
 
@@ -313,27 +318,27 @@ def _spelled_ratio(ratio: RatioPhase) -> dict[str, Any]:
     }
 
 
-def _read_ratio(table: Mapping[str, Any], place: Place) -> RatioPhase:
-    below, given = place.under("ratio"), dict(table)
+def _read_ratio(table: Mapping[str, Any], place: Location) -> RatioPhase:
+    below, rest = place.under("ratio"), dict(table)
     extra: dict[str, Any] = {}
-    if "plan" in given:
-        extra["plan"] = read_plan(given.pop("plan"), "plan", below)
-    if "model" in given:
-        model = Model.read(given.pop("model"), "model", below)
+    if "plan" in rest:
+        extra["plan"] = read_plan(rest.pop("plan"), "plan", below)
+    if "model" in rest:
+        model = ModelSpec.read(rest.pop("model"), "model", below)
         model.check(below)
         extra["model"] = model if model.options else model.kind
-    made: RatioPhase = make(RatioPhase, given, below, also=("plan", "model"))
-    return replace(made, **extra)
+    phase: RatioPhase = make(RatioPhase, rest, below, also=("plan", "model"))
+    return replace(phase, **extra)
 
 
 def _off(table: dict[str, Any], value: Any) -> dict[str, Any]:
-    """TOML has no None: what is switched off says so."""
+    """Return a table in which None, which TOML lacks, is "off"."""
     return {**table, **{n: "off" for n in value.__dataclass_fields__ if n not in table}}
 
 
-def _read_with_off(maker: type[Any], table: Mapping[str, Any], place: Place) -> Any:
+def _read_with_off(maker: type[Any], table: Mapping[str, Any], place: Location) -> Any:
     known = maker.__dataclass_fields__
     off = {n: None for n, v in table.items() if v == "off" and n in known}
-    made = make(maker, {n: v for n, v in table.items() if n not in off}, place)
+    value = make(maker, {n: v for n, v in table.items() if n not in off}, place)
     with at(place):
-        return replace(made, **off)
+        return replace(value, **off)

@@ -1,10 +1,14 @@
-"""A patient database: what ``?plugin=fedshift`` in a SuperLink's ``--database`` adds.
+"""An SQLAlchemy plugin with a longer database timeout, for Flower's server process.
+
+The server process is the SuperLink; the process at a site is a SuperNode; SuperExec is Flower's
+process that starts apps. Adding ``?plugin=fedshift`` to the address in the SuperLink's option
+``--database`` loads the plugin.
 
 While a site's reply of a gigabyte is written, every other user of the SuperLink's SQLite file waits
-for the lock, and Flower lets each wait five seconds: after that nodes, SuperExec and the run end
-with "database is locked". Flower sets that time on every new connection, so neither the address nor
-the environment can change it. SQLAlchemy lets an address name a plugin; this one sets the time
-again whenever a connection is taken out of the pool, which is after Flower has.
+for the lock. Flower lets each of them wait five seconds. Then SuperNodes, SuperExec and the run end
+with "database is locked". Flower sets this timeout on every new connection, so neither the address
+nor the environment can change it. The plugin sets the timeout again whenever SQLAlchemy's
+pool of connections hands a connection out, which is after Flower has set it.
 """
 
 from __future__ import annotations
@@ -19,14 +23,17 @@ PATIENCE = 120
 
 
 class Patient(CreateEnginePlugin):
-    """Connections that wait `PATIENCE` seconds for another's transaction to end."""
+    """Makes a connection wait up to `PATIENCE` seconds for another connection's transaction."""
 
     def update_url(self, url: URL) -> URL:
-        """The address without this plugin's name; needed by SQLAlchemy."""
+        """Return the address without this plugin's name.
+
+        SQLAlchemy requires every plugin to remove its own name.
+        """
         return url.difference_update_query(["plugin"])
 
     def engine_created(self, engine: Engine) -> None:
-        """Watch the pool of a new engine."""
+        """Make a new engine set a connection's timeout when its pool hands the connection out."""
         event.listen(engine, "checkout", _wait_longer)
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong when processes are started on this machine."""
+"""Errors of a deployment whose processes run on this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fedshift.errors import FedshiftError
 
 
 class DeployError(FedshiftError, RuntimeError):
-    """A deployment could not be started or did not come to its end."""
+    """A deployment did not start, or did not finish."""
 
 
 class FlowerMissing(DeployError, ImportError):

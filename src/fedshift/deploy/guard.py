@@ -1,12 +1,15 @@
-"""Ends all processes of a fleet, whoever started them and whatever became of their parents.
+"""Ends all processes of a fleet, including those whose parents have ended.
 
-Flower's processes start others, some in a session of their own, so neither parents nor process
-groups find them all. What every descendant does have is the environment it inherited: a fleet
-writes a tag into it, and whoever carries the tag belongs to the fleet.
+A fleet is Flower's server process (SuperLink) with the processes of all sites (SuperNodes).
+Flower's processes start others, some of them in a session of their own. So one cannot find
+all of them by following parents or process groups. But every process inherits the environment of
+its parent. A fleet writes a tag into the environment, and each process with the tag belongs to the
+fleet.
 
-Run as a program, this is the fleet's guard. It waits until the pipe on its standard input closes,
-which happens when the program at the other end ends in whatever way, `kill -9` included, and then
-ends what is left. Only the standard library is imported: it starts in hundredths of a second.
+Run as a program, this is the fleet's guard. It waits until the pipe on its standard input closes
+and then ends the processes that are left. The pipe closes when the program at its other end ends
+in any way, also by `kill -9`. Only the standard library is imported, so the guard starts in
+hundredths of a second.
 """
 
 from __future__ import annotations
@@ -18,33 +21,34 @@ import sys
 import time
 from pathlib import Path
 
-#: environment variables: which fleet, and which of its processes it descends from
+#: environment variables: the fleet, and the process of the fleet from which this one descends
 TAG, PART = "FEDSHIFT_FLEET", "FEDSHIFT_PART"
 
 
 def members(tag: str, *, part: str | None = None) -> list[int]:
-    """Numbers of the running processes that carry the tag, this one left out.
+    """Return the ids of running processes with the tag, except the calling process.
 
-    With `part`, only that process of the fleet and what it started.
+    If `part` names a process of the fleet, return only the named process and those it started.
 
-    Needs /proc; on systems without it the list is empty and only what a fleet started itself is
-    ended (Flower's own children watch their parents and follow within a second).
+    The search needs /proc. Without /proc the list is empty, and a fleet ends only the processes
+    that it started itself. Processes that Flower started watch their parents and end within a
+    second after their parents.
     """
     marks = {f"{TAG}={tag}".encode(), *([f"{PART}={part}".encode()] if part else [])}
     out = []
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if marks <= set((entry / "environ").read_bytes().split(b"\0")):
                 out.append(int(entry.name))
     return [pid for pid in out if pid != os.getpid()]
 
 
 def end(tag: str, *, part: str | None = None, patience: float = 6.0) -> int:
-    """Ask members to end, insist after `patience` seconds; returns how many were insisted on.
+    """Send SIGTERM to members, and SIGKILL after `patience` seconds; return how many got SIGKILL.
 
-    Returns when none is left. New ones may be born while we look, so looking is repeated.
+    The search is repeated until no process is left, because new processes may start meanwhile.
     """
-    asked: set[int] = set()
+    warned: set[int] = set()
     killed: set[int] = set()
     until = time.monotonic() + patience
     while alive := members(tag, part=part):
@@ -53,8 +57,8 @@ def end(tag: str, *, part: str | None = None, patience: float = 6.0) -> int:
             if late:
                 killed.add(pid)
                 _signal(pid, signal.SIGKILL)
-            elif pid not in asked:
-                asked.add(pid)
+            elif pid not in warned:
+                warned.add(pid)
                 _signal(pid, signal.SIGTERM)
         if time.monotonic() > until + 10.0:  # one that even SIGKILL does not reach
             break

@@ -1,11 +1,13 @@
-"""A certificate authority of one's own, a server certificate and a key for every node.
+"""A certificate authority, a server certificate, and a key for every node of a deployment.
 
-TLS needs a certificate whose names cover the address that nodes dial; node authentication needs an
-ECDSA key a node, the public half of which is registered with the SuperLink. Both are made here, for
-one deployment and for a short time: nothing of it is meant to be kept.
+A SuperLink is Flower's server process; a node is the process at a site (SuperNode). TLS needs a
+certificate with the address that nodes connect to. Node authentication needs an ECDSA key per node,
+whose public half is registered with the SuperLink. Certificate and keys are for one deployment; the
+certificate expires after some days.
 
-Whoever holds the private key of the authority can pose as the server, so that key is never written:
-it signs one certificate and is forgotten. More nodes need only more node keys.
+Whoever holds the private key of the authority can pose as the server. So this key is never written
+to disk: it signs one certificate and is discarded. To add nodes later, make node keys for them with
+`write_node_key`; the certificate stays the same.
 """
 
 from __future__ import annotations
@@ -31,16 +33,18 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """Where the files of one deployment's TLS and node authentication are.
+    """Paths of the files for TLS and node authentication of one deployment.
 
     Parameters
     ----------
     ca, certificate, key
-        The authority's certificate (nodes get it), the server's certificate and its private key.
+        The authority's certificate, which nodes need; the server's certificate; the server's
+        private key.
     nodes
-        Private key of every node, in OpenSSH's format; the public half is beside it, ".pub".
+        File with the private key of every node, in OpenSSH's format. The public half of node NAME
+        is in NAME.pub.
     until
-        When the certificates end.
+        End of the certificates' validity.
     """
 
     ca: Path
@@ -50,7 +54,7 @@ class Keys:
     until: datetime
 
     def public(self, name: str) -> Path:
-        """The public half of a node's key, the file to register."""
+        """Return the file with the public half of a node's key, which the server registers."""
         return self.nodes[name].with_name(f"{name}.pub")
 
     def __repr__(self) -> str:
@@ -67,31 +71,34 @@ def make_keys(
 ) -> Keys:
     """Make an authority, a server certificate for `addresses` and a key for every node.
 
-    Private keys are readable by their owner alone, in a folder that only the owner can enter.
+    Only the owner of the private keys can read them and enter their folder.
 
     Parameters
     ----------
     folder
-        Where the files go; made if it is not there. Files already there are not replaced.
+        Folder for the files, created if missing. Existing files are not replaced.
     nodes
         Names of the nodes: letters, digits, dot, dash, underscore.
     addresses
-        Host names and IP addresses under which nodes reach the server.
+        Host names and IP addresses at which nodes reach the server.
     days
-        How long the certificates are valid.
+        Days for which the certificates are valid.
 
     Raises
     ------
     InputError
-        If a name cannot be that of a file, occurs twice, or no address or time is given.
+        If a node's name is not a valid file name or occurs twice, if there is no address, or if
+        `days` is not above 0 and at most 3650.
     OutputError
-        If the folder cannot be written to, or a key is already there.
+        If the folder cannot be written to, or already holds a key.
     FlowerMissing
-        If the `cryptography` package is not there; it comes with Flower.
+        If the `cryptography` package, which comes with Flower, is missing.
     """
-    names = checked_names(nodes)
+    names = check_names(nodes)
     if not addresses:
-        raise InputError("addresses: a server certificate needs at least one; got none")
+        raise InputError(
+            "a server certificate needs at least one address; got none; add a host name"
+        )
     if not 0 < days <= 3650:
         raise InputError(f"days must be more than 0 and at most 3650; got {days!r}")
     _require_cryptography()
@@ -113,7 +120,7 @@ def make_keys(
 
 
 def write_node_key(folder: Path, name: str) -> Path:
-    """Make one node's key as `ssh-keygen -t ecdsa -b 384` does; returns the private file."""
+    """Make a node's key as `ssh-keygen -t ecdsa -b 384` does; return the private key's file."""
     _require_cryptography()
     from cryptography.hazmat.primitives import serialization as form
 
@@ -124,8 +131,8 @@ def write_node_key(folder: Path, name: str) -> Path:
     return path
 
 
-def checked_names(nodes: Iterable[str]) -> tuple[str, ...]:
-    """Names that can be those of files and folders, each once."""
+def check_names(nodes: Iterable[str]) -> tuple[str, ...]:
+    """Check that the names are valid file names and all different; return them."""
     names = tuple(nodes)
     for name in names:
         if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -134,10 +141,12 @@ def checked_names(nodes: Iterable[str]) -> tuple[str, ...]:
                 f"digits, dots, dashes and underscores; got {name!r}"
             )
         if name.endswith(".pub") or name in ("ca.crt", "server.crt", "server.key"):
-            raise InputError(f"a client cannot be called {name!r}: a key file has that name")
+            raise InputError(
+                f"no client can be called {name!r}, as a key file has this name; rename the client"
+            )
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
-        raise InputError(f"every client needs a name of its own; {double[0]!r} occurs twice")
+        raise InputError(f"clients need different names; got {double[0]!r} twice; rename one")
     return names
 
 
@@ -251,12 +260,12 @@ def _private_folder(folder: Path) -> None:
         folder.chmod(0o700)
     except OSError as error:
         raise OutputError(
-            f"cannot keep keys in {folder}: {error.strerror or error}; choose a folder of your own"
+            f"cannot store keys in {folder}: {error.strerror or error}; choose a folder of your own"
         ) from error
 
 
 def _write(path: Path, content: bytes, *, mode: int) -> Path:
-    """Whole or not at all, never readable by more than `mode` says, and never over another key."""
+    """Write a file completely or not at all, with `mode`, and never over an existing key."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -266,9 +275,11 @@ def _write(path: Path, content: bytes, *, mode: int) -> Path:
             os.fsync(file.fileno())
         os.link(temporary, path)  # unlike a rename, this fails where a file already is
     except FileExistsError as error:
-        raise OutputError(f"{path} is already there; choose an empty folder for keys") from error
+        raise OutputError(f"{path} already exists; choose an empty folder for keys") from error
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; choose another folder"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
     return path
@@ -278,4 +289,4 @@ def _require_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        raise FlowerMissing("the package cryptography, which makes keys,") from None
+        raise FlowerMissing("the package cryptography, which keys need,") from None

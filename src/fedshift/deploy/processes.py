@@ -1,4 +1,4 @@
-"""One process of a deployment: started with its own log, watched, and ended for certain."""
+"""One process of a deployment, with its own log."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from pathlib import Path
 from fedshift.deploy import guard
 from fedshift.deploy.errors import DeployError
 
-#: below the range from which systems take ports for outgoing connections, so that none of those
-#: can take a port between our look at it and the process that will listen there
+#: below the range of ports for outgoing connections, so that none of those can take a port
+#: between our check and the start of the process that will listen there
 PORTS = range(20_000, 32_000)
 
 
 class Process:
     """A command with a log file, in a session of its own.
 
-    The session keeps a Ctrl-C at the terminal from reaching it before its owner has heard of it.
+    Because of its own session, a Ctrl-C at the terminal does not reach the process. The Ctrl-C
+    reaches the program that started it, which can then end it in order.
 
     Parameters
     ----------
     name
-        What events call it.
+        Name of the process in events.
     command
-        Program and arguments, or a function that gives them anew for every start.
+        Program and arguments, or a function that returns them anew for every start.
     environment
-        All of its environment variables.
+        All environment variables of the process.
     tag
-        Of the fleet it belongs to; what it starts inherits the tag.
+        Tag of the fleet (see `guard`) to which the process belongs. Processes that it starts
+        inherit the tag.
     log
-        File that its output is added to; every start adds to the same file.
+        File for the output. Every start adds to its end.
     """
 
     def __init__(
@@ -56,10 +58,10 @@ class Process:
         self._offset = 0
 
     def start(self) -> None:
-        """Start it; it must not be running.
+        """Start the process, which must not be running.
 
-        What an earlier start has left behind is killed first: a ServerApp that outlived its
-        SuperLink would write into the record of the next.
+        Processes left by an earlier start are killed first. Otherwise a ServerApp that outlived
+        its SuperLink (Flower's server process) would write into the folder of the next ServerApp.
 
         Raises
         ------
@@ -67,7 +69,7 @@ class Process:
             If the program cannot be started.
         """
         if self.running:
-            raise DeployError(f"{self.name} is already running; stop it before it is started")
+            raise DeployError(f"{self.name} is already running; end it before you start it")
         guard.end(self._tag, part=self.name, patience=0.0)
         command = self._command() if callable(self._command) else self._command
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -87,23 +89,23 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it runs; one that ended is taken off the system's list."""
+        """Whether the process runs. If it has ended, this also reaps it: no zombie remains."""
         return self._popen is not None and self._popen.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """Number of the running process."""
+        """Id of the running process."""
         return self._popen.pid if self._popen is not None and self.running else None
 
     def output(self) -> str:
-        """What it has written since its last start."""
+        """Return the output of the process since its last start."""
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as file:
             file.seek(self._offset)
             return file.read().decode(errors="replace")
         return ""
 
     def why(self) -> str:
-        """How it ended, in words."""
+        """Return in words how the process ended."""
         code = None if self._popen is None else self._popen.poll()
         if code is None:
             return "it is running" if self.running else "it was never started"
@@ -112,13 +114,13 @@ class Process:
         return f"ended with exit code {code}"
 
     def kill(self) -> None:
-        """`kill -9`, this process alone: what an accident does."""
+        """Kill this process alone with SIGKILL, to imitate a crash."""
         self._send(signal.SIGKILL)
         if self._popen is not None:
             self._popen.wait()
 
     def end(self, *, patience: float = 6.0) -> None:
-        """Ask it to end; after `patience` seconds kill it and its group."""
+        """Send SIGTERM. After `patience` seconds kill the process and its process group."""
         self._send(signal.SIGTERM)
         if self._popen is None:
             return
@@ -138,7 +140,7 @@ class Process:
 
 
 def free_ports(number: int, *, host: str = "127.0.0.1") -> list[int]:
-    """Ports of this machine on which nobody listens, all different."""
+    """Return different ports of this machine on which no process listens."""
     out: list[int] = []
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         if len(out) == number:
@@ -149,12 +151,12 @@ def free_ports(number: int, *, host: str = "127.0.0.1") -> list[int]:
                 probe.bind((host, port))
                 out.append(port)
     if len(out) < number:
-        raise DeployError(f"{number} free ports are needed on {host}; found {len(out)}")
+        raise DeployError(f"{host} must have {number} free ports; got {len(out)}; try again later")
     return out
 
 
 def listening(port: int, *, host: str = "127.0.0.1") -> bool:
-    """Whether somebody takes connections there."""
+    """Return whether a process accepts connections at a port."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((host, port)) == 0

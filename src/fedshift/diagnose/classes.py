@@ -1,4 +1,4 @@
-"""Labels of all sites as class numbers."""
+"""Convert the labels of all sites to class numbers."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from fedshift.data.federation import ClientData, Federation
-from fedshift.diagnose.held_out import IntArray
+from fedshift.diagnose.effect_size import IntArray
 
-#: more different numbers than this are a quantity, cut into `GROUPS` at its quantiles
+#: numeric labels with more distinct values are cut into `GROUPS` groups at their quantiles
 QUANTITY = 20
 GROUPS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """How labels become class numbers, the same at every site.
+    """The mapping from labels to class numbers, the same at every site.
 
     Attributes
     ----------
     names : tuple of str
+        Class names by number.
     cuts : ndarray or None
-        Quantiles a quantity is cut at; None for classes.
+        Quantiles at which numeric labels are cut; None if the labels are classes.
     """
 
     names: tuple[str, ...]
@@ -34,7 +35,7 @@ class Classes:
 
     @classmethod
     def of(cls, federation: Federation) -> Classes:
-        """Classes of all training and test labels; a quantity is cut by its training values."""
+        """Collect all labels; cut numeric labels of many values at quantiles of training labels."""
         train = [c.y for c in federation]
         every = [*train, *(c.test_y for c in federation if c.test_y is not None)]
         numbers = all(y.dtype.kind in "biuf" for y in every)
@@ -52,12 +53,12 @@ class Classes:
         return cls((f"up to {edges[0]}", *middle, f"above {edges[-1]}"), cuts, values)
 
     def codes(self, y: npt.NDArray[Any]) -> IntArray:
-        """Class numbers (n,)."""
+        """Return class numbers (n,) of labels (n,)."""
         if self.cuts is not None:
             return np.searchsorted(self.cuts, np.asarray(y, dtype=np.float64))
         plain = y.astype(str) if self._values.dtype.kind == "U" else np.asarray(y, dtype=np.float64)
         return np.searchsorted(self._values, plain)
 
     def of_client(self, client: ClientData) -> tuple[IntArray, IntArray | None]:
-        """Class numbers of a client's training rows and, where it has labels, test rows."""
+        """Return class numbers of a client's training rows and of its test rows, or None."""
         return self.codes(client.y), None if client.test_y is None else self.codes(client.test_y)

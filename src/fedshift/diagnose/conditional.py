@@ -1,9 +1,11 @@
-"""Do labels follow from inputs in the same way on both sides?
+"""Test whether p(y | x) is the same in source and target: a conditional randomisation test.
 
-Features are those of x times what is left of y when a held-out model of y given x has spoken. Draws
-without shift give every row the target's side with the chance that a held-out model of the side
-gives it at x: a conditional randomisation test. Errors of the two models enter as a product only,
-so it is right when both are roughly right; rows where the sides do not overlap have no say.
+The features of the test are those of x, each multiplied by the residual of y from a held-out model
+of y given x. To simulate data without shift, each row is assigned to source or target at random,
+with the probability that a held-out classifier of source against target gives at its x. Errors of
+the model and of the classifier enter only as a product, so the test is valid if both are roughly
+right. Rows where
+source and target do not overlap have no influence.
 """
 
 from __future__ import annotations
@@ -13,11 +15,9 @@ import math
 import numpy as np
 from scipy.special import expit
 
-from fedshift.core.calibrate import Evidence, stack
+from fedshift.core.calibrate import RatioEvidence, stack
 from fedshift.core.samples import Float64Array
-from fedshift.diagnose.encode import Features, features
-from fedshift.diagnose.finding import FEWEST, Finding, Question
-from fedshift.diagnose.held_out import (
+from fedshift.diagnose.effect_size import (
     SHARED,
     BoolArray,
     IntArray,
@@ -26,7 +26,9 @@ from fedshift.diagnose.held_out import (
     cross_fit,
     folds_of,
 )
-from fedshift.diagnose.null import Fit, surprise
+from fedshift.diagnose.encode import Features, features
+from fedshift.diagnose.finding import FEWEST, Finding, Question
+from fedshift.diagnose.significance import FitStatistic, significance
 from fedshift.diagnose.two_sample import (
     PRODUCTS,
     Budget,
@@ -35,13 +37,13 @@ from fedshift.diagnose.two_sample import (
     finding_of,
     too_few,
 )
-from fedshift.ratio.family import OPTIMISM
+from fedshift.ratio.candidates import OPTIMISM
 
 
 def labels_given_inputs(
     pair: Pair, budget: Budget, *, question: Question = "labels given inputs"
 ) -> Finding:
-    """Is p(y | x) the same on both sides, where both sides have rows?"""
+    """Test whether p(y | x) is the same in source and target, at inputs that both have."""
     few = too_few(pair, question, budget)
     if few is not None:
         return few
@@ -55,7 +57,7 @@ def labels_given_inputs(
     spread = float(np.mean(chance * (1.0 - chance)))
     if spread * len(y) < FEWEST / 2.0:
         return finding_of(
-            question, pair, budget, reason="the inputs of the two sides hardly overlap"
+            question, pair, budget, reason="the inputs of source and target hardly overlap"
         )
     rng = budget.rng(question, *pair.words)
 
@@ -63,22 +65,24 @@ def labels_given_inputs(
         return (rng.random((len(y), count)) < chance[:, None]) - chance[:, None]
 
     response = pair.target - chance
-    made = _interactions(pair.z, base, rest)
-    found = surprise(Fit.of(made), response, draw, draws=budget.draws, variance=spread)
-    chosen = made.sets.get(found.best, made.sets["level"])
-    fits = cross_fit(made.values[:, chosen], response[:, None], fold)
+    design = _interactions(pair.z, base, rest)
+    result = significance(
+        FitStatistic.of(design), response, draw, draws=budget.draws, variance=spread
+    )
+    chosen = design.sets.get(result.best, design.sets["level"])
+    fits = cross_fit(design.values[:, chosen], response[:, None], fold)
     size = max(_cosine(f[:, 0], response) for f in fits)
     half = Z * SHARED / math.sqrt(len(y))
     auc, low, high = (
         auc_of_correlation(r, max(spread, 1e-3)) for r in (size, size - half, size + half)
     )
     return finding_of(
-        question, pair, budget, p=found.p, draws=found.draws, auc=auc, low=low, high=high
+        question, pair, budget, p=result.p, draws=result.draws, auc=auc, low=low, high=high
     )
 
 
 def _label_residuals(base: Float64Array, y: IntArray, fold: IntArray) -> Float64Array:
-    """What is left of the classes (n, k − 1) when a held-out model has spoken."""
+    """Residuals of the class indicators (n, k − 1) after a held-out model."""
     hit = np.eye(int(y.max()) + 1)[y][:, :-1]
     fits = [np.clip(f, 0.0, 1.0) for f in cross_fit(base, hit, fold)]
     best = min(fits, key=lambda f: float(np.square(hit - f).sum()))
@@ -86,10 +90,10 @@ def _label_residuals(base: Float64Array, y: IntArray, fold: IntArray) -> Float64
 
 
 def _chances(base: Float64Array, target: BoolArray, fold: IntArray) -> Float64Array:
-    """Chance that a row is the target's, given its inputs, by a held-out model."""
+    """Probability (n,) that a row is a target row, given its inputs, by a held-out model."""
     sizes = int((~target).sum()), int(target.sum())
-    evidence = Evidence.of(*(np.full(m, 1.0 / m) for m in sizes))
-    best = np.zeros(len(target))  # log ratio: no shift unless one pays
+    evidence = RatioEvidence.of(*(np.full(m, 1.0 / m) for m in sizes))
+    best = np.zeros(len(target))  # log ratio: zero unless another one reduces the loss
     lowest = evidence.loss(best[~target], best[target])
     for fit in cross_fit(base, target[:, None].astype(np.float64), fold):
         score = (fit[:, 0] - target.mean()) / max(float(fit.std()), 1e-12)
@@ -102,7 +106,7 @@ def _chances(base: Float64Array, target: BoolArray, fold: IntArray) -> Float64Ar
 
 
 def _interactions(z: Float64Array, base: Float64Array, rest: Float64Array) -> Features:
-    """Residual labels: their level; times z; times the leading directions of all features."""
+    """Features: residuals of the labels, and their products with z and its leading directions."""
     k = rest.shape[1]
     _, axes = np.linalg.eigh(base.T @ base)
     lead = base @ axes[:, ::-1][:, : max(1, min(20, PRODUCTS // k))]

@@ -1,4 +1,4 @@
-"""What was found, as values that speak."""
+"""Results of `diagnose` as immutable values, ready for JSON and pandas."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from typing import Any
 from fedshift.core.params import nearest
 from fedshift.diagnose.columns import ColumnShift
 from fedshift.diagnose.finding import Finding, Status
-from fedshift.diagnose.kind import Kind
 from fedshift.diagnose.overlap import Overlap
-from fedshift.diagnose.predict import PredictedEffect
-from fedshift.diagnose.words import sentences
+from fedshift.diagnose.sentences import sentences
+from fedshift.diagnose.shift_type import ShiftType
 from fedshift.errors import InputError
 
-#: of `Diagnosis.to_dict`; raised when a key changes its meaning
+#: schema of `Diagnosis.to_dict`; its number rises when a key changes its meaning
 SCHEMA = "fedshift.diagnosis/1"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
-    """A source against a target.
+    """A comparison of source rows with target rows.
 
     Attributes
     ----------
     site : str
-        The site it is about.
+        The site whose rows are compared.
     other : str
-        What it is compared with: "its test rows", another site, or "the other sites".
+        What these rows are compared with: "its test rows", another site, or "the other sites".
     findings : tuple of Finding
-    kind : Kind
+        One test result per question.
+    shift_type : ShiftType
     columns : tuple of ColumnShift
-        The columns that moved most; empty unless there is a shift.
+        The columns that differ most; empty unless the inputs shifted.
     """
 
     site: str
     other: str
     findings: tuple[Finding, ...]
-    kind: Kind
+    shift_type: ShiftType
     columns: tuple[ColumnShift, ...] = ()
 
     @property
     def status(self) -> Status:
-        """The most serious status of its findings."""
-        found = {f.status for f in self.findings}
+        """The most serious status among the findings."""
+        statuses = {f.status for f in self.findings}
         order: tuple[Status, ...] = ("shift", "too small to matter", "no shift found")
-        return next((s for s in order if s in found), "cannot tell")
+        return next((s for s in order if s in statuses), "inconclusive")
 
     @property
     def main(self) -> Finding:
-        """The finding its status rests on; the largest AUC of several."""
+        """The finding that decides the status; if several do, the one with the largest AUC."""
         mine = [f for f in self.findings if f.status == self.status]
         return max(mine, key=lambda f: -1.0 if math.isnan(f.auc) else f.auc)
 
     def __getitem__(self, question: str) -> Finding:
-        """The finding on a question."""
+        """Return the finding on a question, such as "inputs"."""
         for f in self.findings:
             if f.question == question:
                 return f
@@ -64,21 +64,21 @@ class Comparison:
         )
 
     def __repr__(self) -> str:
-        kind = f", {self.kind.name}" if self.status == "shift" else ""
-        return f"{type(self).__name__}({self.site} and {self.other}: {self.status}{kind})"
+        shift_type = f", {self.shift_type}" if self.status == "shift" else ""
+        return f"{type(self).__name__}({self.site} and {self.other}: {self.status}{shift_type})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return a dict ready for JSON."""
+        shift_type = self.shift_type
         return {
             "site": self.site,
             "other": self.other,
             "status": self.status,
             "findings": [f.to_dict() for f in self.findings],
-            "kind": {
-                "name": self.kind.name,
-                "meaning": self.kind.meaning,
-                "label_law": self.kind.label_law and list(self.kind.label_law),
-                "findings": [f.to_dict() for f in self.kind.findings],
+            "shift_type": {
+                **shift_type.__dict__,
+                "meaning": shift_type.meaning,
+                "findings": [f.to_dict() for f in shift_type.findings],
             },
             "columns": [dict(c.__dict__) for c in self.columns],
         }
@@ -86,56 +86,54 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SiteDiagnosis(Comparison):
-    """A site's training rows against its test rows.
+    """A comparison of a site's training rows with its test rows.
 
     Attributes
     ----------
     train_rows, test_rows : int
+        Numbers of rows.
     overlap : Overlap
-    predicted_effect : PredictedEffect
-        Of weights on this site's test law.
+        How well the training rows cover the test rows.
     """
 
     train_rows: int
     test_rows: int
     overlap: Overlap
-    predicted_effect: PredictedEffect
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return a dict ready for JSON."""
         return {
             **super().to_dict(),
             "train_rows": self.train_rows,
             "test_rows": self.test_rows,
             "overlap": self.overlap.to_dict(),
-            "predicted_effect": self.predicted_effect.to_dict(),
         }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis:
-    """What shifted within and between sites, and whether weighting will help.
+    """Shifts within sites and between them.
 
     Attributes
     ----------
     sites : tuple of SiteDiagnosis
-        Every site's training rows against its test rows.
+        For each site, its training rows compared with its test rows.
     between : tuple of Comparison
-        Every site's training rows against those of the others; of two sites there is one.
-    predicted_effect : PredictedEffect
-        Of weights, mean over sites.
+        For each site, its training rows compared with those of the other sites. Two sites give one
+        comparison.
     classes : tuple of str
-        What class numbers stand for.
-    alpha, smallest : float
-        Chance of a single false alarm, and the AUC below which a shift does not matter.
+        Class names by class number.
+    alpha : float
+        Bound on the probability of any false alarm in the whole diagnosis.
+    smallest : float
+        AUC below which a shift is too small to matter.
     tests : int
-        Questions the p-values are adjusted for.
+        Number of tests that the p-values are adjusted for.
     seed : int
     """
 
     sites: tuple[SiteDiagnosis, ...]
     between: tuple[Comparison, ...]
-    predicted_effect: PredictedEffect
     classes: tuple[str, ...]
     alpha: float
     smallest: float
@@ -144,37 +142,35 @@ class Diagnosis:
 
     @property
     def shifted(self) -> tuple[Comparison, ...]:
-        """The comparisons in which a shift was found."""
+        """All comparisons with status "shift"."""
         return tuple(c for c in (*self.sites, *self.between) if c.status == "shift")
 
     @property
     def status(self) -> str:
-        """One sentence."""
+        """Where shifts were found, in one phrase."""
         inside = sum(s.status == "shift" for s in self.sites)
         apart = sum(c.status == "shift" for c in self.between)
         n = len(self.sites)
-        between = f", between sites in {apart} of {len(self.between)}" if self.between else ""
-        return (
-            f"shift between training and test at {inside} of {n} site{'s' * (n > 1)}{between}; "
-            f"weighting: {self.predicted_effect.verdict}"
-        )
+        m, text = len(self.between), f"training and test differ at {inside} of {n} site"
+        between = f"; sites differ in {apart} of {m} comparison{'s' * (m > 1)}" if m else ""
+        return f"{text}{'s' * (n > 1)}{between}"
 
     def __repr__(self) -> str:
         return f"Diagnosis({self.status})"
 
     def __getitem__(self, site: str) -> SiteDiagnosis:
-        """A site's own diagnosis."""
+        """Return the diagnosis of one site."""
         for s in self.sites:
             if s.site == site:
                 return s
         raise InputError(f"the site must be {nearest(site, [s.site for s in self.sites])}")
 
     def sentences(self) -> list[str]:
-        """What was found and what to do about it, in plain words."""
+        """Return what shifted and what to do next as sentences."""
         return sentences(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, with a version of its own under "schema"."""
+        """Return a dict ready for JSON; its version is under "schema"."""
         return {
             "schema": SCHEMA,
             "status": self.status,
@@ -183,23 +179,22 @@ class Diagnosis:
             "tests": self.tests,
             "seed": self.seed,
             "classes": list(self.classes),
-            "predicted_effect": self.predicted_effect.to_dict(),
             "sites": [s.to_dict() for s in self.sites],
             "between": [c.to_dict() for c in self.between],
             "sentences": self.sentences(),
         }
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One flat dict a comparison, ready for a table."""
+        """Return one flat dict per comparison, ready for a table."""
         return [_record(c) for c in (*self.sites, *self.between)]
 
     def to_frame(self) -> Any:
-        """A pandas frame, one row a comparison."""
+        """Return a pandas DataFrame with one row per comparison."""
         try:
             import pandas
         except ImportError:
             raise ImportError(
-                "to_frame needs pandas; install fedshift[tables], or take to_records()"
+                "to_frame needs pandas; install 'fedshift[tables]' or use to_records()"
             ) from None
         return pandas.DataFrame(self.to_records())
 
@@ -210,23 +205,20 @@ def _record(c: Comparison) -> dict[str, Any]:
         "site": c.site,
         "other": c.other,
         "status": c.status,
-        "kind": c.kind.name,
+        "shift_type": c.shift_type.name,
+        "concept": c.shift_type.concept,
         "question": first.question,
         "p": _known(first.p),
         "adjusted": _known(first.adjusted),
         "auc": _known(first.auc),
         "low": _known(first.low),
         "high": _known(first.high),
-        "tv": first.tv,
-        "js": first.js,
         "column": c.columns[0].name if c.columns else None,
     }
     if isinstance(c, SiteDiagnosis):
         out |= {"ess": _known(c.overlap.ess), "coverage": _known(c.overlap.coverage)}
-        effect = c.predicted_effect
-        out |= {"weighting": effect.verdict, "gain": _known(effect.gain)}
     else:
-        out |= dict.fromkeys(("ess", "coverage", "weighting", "gain"))
+        out |= dict.fromkeys(("ess", "coverage"))
     return out
 
 

@@ -1,8 +1,8 @@
-"""Features that do not know which side a row comes from.
+"""Features that do not depend on whether a row is a source or a target row.
 
-Every test of this room asks whether two sets of rows follow one law. Its p-value is exact because
-all that is learned before labels are permuted is learned from the pooled rows: ranks, principal
-components, kernel centres. Ranks also make heavy tails and units irrelevant.
+The tests of this package compare two sets of rows. Their p-values are exact because everything
+fitted before the permutation uses the pooled rows: ranks, principal components, kernel centres.
+Ranks also make heavy tails and units irrelevant.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from sklearn.utils.extmath import randomized_svd
 from fedshift.core.features import feature_map, pooled_moments, standardise
 from fedshift.core.samples import Float64Array, FloatArray, Sample
 
-#: above so many columns that vary, principal components stand for them
+#: with more non-constant columns, principal components replace them
 WIDE = 64
-#: how many components then
+#: number of principal components
 COMPONENTS = 32
-#: rows the components are learned from
+#: rows that the components are fitted to
 PCA_ROWS = 2000
-#: standard deviations beyond which a value does not pull at the components
+#: standard deviations at which values are clipped before the components are fitted
 CLIP = 5.0
 #: most columns whose pairwise products are features
 PAIRS = 16
+#: centres of the Gaussian kernels
 CENTRES = 100
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class NormalScores:
     """Pooled rows as normal scores.
 
     Attributes
     ----------
     z : ndarray (n, q)
-        Standardised normal scores of the columns that vary, or of principal components.
+        Standardised normal scores of the non-constant columns, or of principal components.
     columns : tuple of int
-        The column behind each of z's; empty where they are components.
+        Index of the original column behind each column of z; empty if z holds components.
     """
 
     z: Float64Array
@@ -47,15 +48,15 @@ class Encoded:
 
     def __repr__(self) -> str:
         what = "columns" if self.columns else "components"
-        return f"Encoded({len(self.z)} rows, {self.z.shape[1]} {what})"
+        return f"NormalScores({len(self.z)} rows, {self.z.shape[1]} {what})"
 
 
-def encode(rows: FloatArray, *, seed: int = 0) -> Encoded:
-    """Normal scores of pooled rows (n, ...): the rank of every value, as a Gaussian's.
+def encode(rows: FloatArray, *, seed: int = 0) -> NormalScores:
+    """Replace every value of pooled rows (n, ...) by the Gaussian quantile of its rank.
 
-    Columns with one value are left out. Beyond `WIDE` columns, as with images, the scores are
-    those of `COMPONENTS` principal components; pixels share one scale, columns of a table have
-    their own.
+    Constant columns are left out. With more than `WIDE` columns, as for images, the scores are
+    those of `COMPONENTS` principal components. Before the components are computed, each
+    column of a table is scaled on its own; pixels keep their common scale.
 
     Examples
     --------
@@ -66,12 +67,12 @@ def encode(rows: FloatArray, *, seed: int = 0) -> Encoded:
     vary = np.flatnonzero(flat.min(axis=0) < flat.max(axis=0))
     flat = flat[:, vary]
     if len(vary) <= WIDE:
-        return Encoded(normal_scores(flat), tuple(int(i) for i in vary))
-    return Encoded(normal_scores(_components(flat, pixels=rows.ndim > 2, seed=seed)), ())
+        return NormalScores(normal_scores(flat), tuple(int(i) for i in vary))
+    return NormalScores(normal_scores(_components(flat, pixels=rows.ndim > 2, seed=seed)), ())
 
 
 def normal_scores(x: Float64Array) -> Float64Array:
-    """Ranks of each column as standardised Gaussian quantiles; ties share their mean rank."""
+    """Return each column's ranks as standardised Gaussian quantiles; ties get their mean rank."""
     if x.size == 0:
         return x
     z = ndtri(rankdata(x, axis=0) / (len(x) + 1.0))
@@ -80,7 +81,7 @@ def normal_scores(x: Float64Array) -> Float64Array:
 
 
 def _components(x: Float64Array, *, pixels: bool, seed: int) -> Float64Array:
-    mean, sd = pooled_moments(law(x))
+    mean, sd = pooled_moments(distribution(x))
     if pixels:
         sd = np.full_like(sd, np.sqrt(np.mean(np.square(sd))))
     z = np.clip(standardise(x, mean, sd), -CLIP, CLIP)
@@ -91,19 +92,20 @@ def _components(x: Float64Array, *, pixels: bool, seed: int) -> Float64Array:
     return np.asarray((z - centre) @ axes[size > 1e-9 * max(size[0], 1e-300)].T)
 
 
-def law(x: FloatArray) -> Sample:
-    """The empirical law of rows as they stand, in their order."""
+def distribution(x: FloatArray) -> Sample:
+    """Wrap rows as a sample in which every row has equal weight."""
     return Sample(x, np.full(len(x), 1.0 / len(x)), np.arange(len(x)))
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Columns of a linear model, centred, and which of them each candidate model uses.
+    """Centred columns of a linear model, grouped in feature sets.
 
     Attributes
     ----------
     values : ndarray (n, p)
     sets : dict of str to int arrays
+        Column indices of each feature set.
     """
 
     values: Float64Array
@@ -113,12 +115,20 @@ class Features:
 def features(
     z: Float64Array, *, seed: int = 0, pairs: int = PAIRS, kernel: bool = True
 ) -> Features:
-    """Feature sets from simple to flexible: z; z and z²; products z_i z_j; Gaussian kernels.
+    """Compute feature sets of the columns of z (n, q).
+
+    The sets are "linear" (z), "squares" (z and z²), "products" (z_i z_j for all pairs of columns)
+    and "kernel" (Gaussian kernels).
 
     Parameters
     ----------
+    z : ndarray (n, q)
+    seed : int
+        Seed of the kernel centres.
     pairs : int
-        Most columns of which products are made.
+        Products are left out if z has more columns than this.
+    kernel : bool
+        Whether to include Gaussian kernels.
     """
     n, q = z.shape
     blocks, names = [z, _unit(np.square(z))], ["linear", "squares"]
@@ -134,21 +144,21 @@ def features(
         name: np.arange(end - b.shape[1], end)
         for name, b, end in zip(names, blocks, ends, strict=True)
     }
-    sets["squares"] = np.arange(2 * q)  # the squares with the columns
+    sets["squares"] = np.arange(2 * q)  # the columns and their squares
     return Features(np.concatenate(blocks, axis=1), {k: v for k, v in sets.items() if len(v)})
 
 
 def _unit(x: Float64Array) -> Float64Array:
-    """Columns with mean zero and variance one, or zero where they do not vary."""
+    """Standardise columns to mean zero and variance one; constant columns become zero."""
     x = x - x.mean(axis=0)
     sd = x.std(axis=0)
     return np.where(sd > 1e-6, x / np.maximum(sd, 1e-6), 0.0)
 
 
 def _kernel(z: Float64Array, *, seed: int) -> Float64Array:
-    """Half the median distance wide; centres are drawn from all rows alike."""
+    """Gaussian kernels of half the median distance; centres are drawn from all rows alike."""
     order = np.random.default_rng(seed).permutation(len(z))
-    halves = (law(z[np.sort(h)]) for h in np.array_split(order, 2))
+    halves = (distribution(z[np.sort(h)]) for h in np.array_split(order, 2))
     make, _ = feature_map("kernel", *halves, width=0.5, n_centers=CENTRES)
     k = make(z)
     k = k - k.mean(axis=0)

@@ -1,4 +1,4 @@
-"""What one test found: a p-value, how large the difference is, and what to make of both."""
+"""The result of one test: a p-value, an effect size, and a status that follows from both."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-#: Below this AUC a difference is too small to matter: in the median over label shifts of two
-#: Gaussian classes the best weights gain less than .01 accuracy (`benchmarks/diagnose.py`).
+#: Below this AUC a difference is too small to matter: for two Gaussian classes under label shift,
+#: the median gain of the best weights is below .01 accuracy (`benchmarks/diagnose.py`).
 SMALLEST = 0.53
-#: Share of alpha that tests are held to. The rest is kept for what no permutation knows of: rows
-#: that hang together, and the one test that is not exact (labels given inputs).
+#: Share of alpha that the tests use. The rest allows for dependent rows, which no permutation
+#: accounts for, and for the one test that is not exact (labels given inputs).
 LEVEL = 0.5
-#: fewest rows a side with which a question is asked at all
+#: fewest source rows, and fewest target rows, for a test
 FEWEST = 10
 
-Status = Literal["shift", "too small to matter", "no shift found", "cannot tell"]
+Status = Literal["shift", "too small to matter", "no shift found", "inconclusive"]
 Question = Literal[
     "inputs",
     "labels",
@@ -29,30 +29,33 @@ Question = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The answer to one question about a source and a target.
+    """The answer to one question about source and target rows.
 
-    A shift is said to be one only if the p-value, adjusted for all questions asked together, is at
-    most `level` *and* the AUC is at least `smallest`: with many rows everything is significant.
+    The status is "shift" only if the adjusted p-value is at most `level` *and* the AUC is at least
+    `smallest`. With many rows every difference is significant, so significance is not enough.
 
     Attributes
     ----------
     question : str
-        What was compared: p(x), p(y), p(y | x), p(x | y), or what is left after label weights.
+        Which distributions are compared: p(x) for "inputs", p(y) for "labels", p(y | x) for "labels
+        given inputs", p(x | y) for "inputs given labels". "… after label weights": label shift is
+        first corrected, by drawing source rows with a probability that depends on their class.
     source_rows, target_rows : int
-        Rows the test used; large samples are cut.
+        Numbers of rows that the test used, each at most the argument `rows` of `diagnose`.
     p, adjusted : float
-        Raw, and Holm-adjusted over the diagnosis; NaN where the question could not be asked.
+        The p-value, raw and Holm-adjusted over all tests of the diagnosis; NaN if the test could
+        not run.
     auc, low, high : float
-        Held-out AUC of a classifier of the sides, or its equivalent for p(y) and p(y | x), with a
-        95 % interval; ½ means no difference.
-    tv, js : float or None
-        Total variation and Jensen-Shannon divergence (bits), both "at least".
+        Held-out AUC of a classifier that separates source from target, with a 95 % interval; ½
+        means no difference. For p(y), the AUC is computed from the total variation between the
+        label distributions; for p(y | x), from the correlation of a classifier's score with source
+        or target.
     draws : int
-        Draws the p-value was compared with; it cannot fall below 1 / (1 + draws).
+        Random draws behind the p-value, which is at least 1 / (1 + draws).
     level, smallest : float
-        The bars.
+        Thresholds of p-value and AUC.
     reason : str
-        Why nothing can be told, if so.
+        Why the test could not run, else empty.
     """
 
     question: Question
@@ -63,8 +66,6 @@ class Finding:
     auc: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    tv: float | None = None
-    js: float | None = None
     draws: int = 0
     level: float = 0.025
     smallest: float = SMALLEST
@@ -72,22 +73,22 @@ class Finding:
 
     @property
     def status(self) -> Status:
-        """In words."""
+        """The result in words; "inconclusive" if the test could not run."""
         if math.isnan(self.adjusted):
-            return "cannot tell"
+            return "inconclusive"
         if self.adjusted > self.level:
             return "no shift found"
         return "shift" if self.auc >= self.smallest else "too small to matter"
 
     @property
     def p_text(self) -> str:
-        """The adjusted p-value; "≤" where no draw was as extreme as the data."""
+        """The adjusted p-value as text, with "≤" if no draw was as extreme as the data."""
         least = "≤ " if self.draws and self.p * (1 + self.draws) < 1.5 else ""
         return f"p {least}{self.adjusted:.2g}"
 
     def __repr__(self) -> str:
-        if self.status == "cannot tell":
-            return f"Finding({self.question}: cannot tell; {self.reason})"
+        if self.status == "inconclusive":
+            return f"Finding({self.question}: inconclusive; {self.reason})"
         return (
             f"Finding({self.question}: {self.status}; adjusted {self.p_text}, AUC "
             f"{self.auc:.3f} [{self.low:.3f}, {self.high:.3f}], n={self.source_rows} and "
@@ -95,7 +96,7 @@ class Finding:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON: None where a number is missing."""
+        """Return a dict ready for JSON, with None for a missing number."""
         out: dict[str, Any] = {"question": self.question, "status": self.status}
         for name in (
             "source_rows",
@@ -105,8 +106,6 @@ class Finding:
             "auc",
             "low",
             "high",
-            "tv",
-            "js",
             "draws",
         ):
             value = getattr(self, name)
@@ -115,26 +114,26 @@ class Finding:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values; NaN stays NaN and is not counted.
+    """Adjust p-values by Holm's method; NaN stays NaN and does not count as a test.
 
-    The chance of a single false alarm among all is at most α if the smallest p-value is compared
-    with α/m, the next with α/(m − 1), and so on, whatever the dependence.
+    The probability of any false alarm is at most α if the smallest of m p-values is compared with
+    α/m, the next with α/(m − 1), and so on. This holds under any dependence.
 
     Examples
     --------
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    asked = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    known = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
     out = [math.nan] * len(p_values)
     running = 0.0
-    for position, (p, i) in enumerate(asked):
-        running = max(running, min(1.0, (len(asked) - position) * p))
+    for position, (p, i) in enumerate(known):
+        running = max(running, min(1.0, (len(known) - position) * p))
         out[i] = running
     return out
 
 
 def adjust(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings with p-values adjusted over all of them."""
+    """Return the findings with p-values adjusted over all of them."""
     adjusted = holm([f.p for f in findings])
     return [replace(f, adjusted=p) for f, p in zip(findings, adjusted, strict=True)]

@@ -1,4 +1,4 @@
-"""How much of the target do the source rows stand for, and with how many rows?"""
+"""Overlap: how much of the target the source rows cover, and with how many effective rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.core.bound import largest_ratio, nested_masses, tabulate
 from fedshift.core.samples import Float64Array, Sample
 from fedshift.core.weights import Weighting
 from fedshift.diagnose.two_sample import Budget, Pair
@@ -19,20 +18,18 @@ from fedshift.ratio.base import RatioEstimator
 from fedshift.ratio.classifier import Classifier
 from fedshift.ratio.logistic import Logistic
 
-#: effective rows, and share of rows that count, below which overlap is poor
+#: effective sample size, and its share of the rows, below which overlap is poor
 POOR_ROWS, POOR_SHARE = 30.0, 0.1
-#: share of the target that lies where next to no source row does, above which overlap is poor
+#: overlap is poor if a larger share of the target rows lies where there are hardly any source rows
 POOR_OUTSIDE = 0.05
-#: a target row is outside where the target is so many times denser than the source
+#: a target row is outside if the target is this many times denser there than the source
 OUTSIDE = 50.0
-#: rows a side the models of the ratio are compared on
+#: source rows, and target rows, on which the ratio models are compared
 CHOOSE_ROWS = 2500
-#: rows of the smallest cell the bound is read off, as a share of both laws
-CELL_ROWS = 10.0
 
 
 class Quick(Auto):
-    """`Auto` with the cheap half of its family: no network, no forests, one kernel."""
+    """`Auto` with its cheap models only: no network, no forests, one kernel."""
 
     def _estimators(self, s: Sample, t: Sample) -> dict[str, RatioEstimator]:
         members: dict[str, RatioEstimator] = {
@@ -47,22 +44,24 @@ class Quick(Auto):
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """What the ratio of target to source says at the source rows.
+    """How well weighted source rows represent the target.
 
     Attributes
     ----------
     ess, share : float
-        Effective sample size of the weighted source rows, and as a share of them.
+        Effective sample size of the weighted source rows, and its share of all source rows.
     coverage : float
-        Part of the target that the source rows stand for: mean ratio, at most one.
+        Part of the target distribution that source rows cover: the mean ratio over source
+        rows, but at most 1.
     outside : float
-        Part of the target rows where the target is at least `OUTSIDE` times denser.
-    largest, bound : float
-        Largest ratio at a source row; upper 95 % limit of the ratio from nested cells.
+        Share of target rows where the target is at least 50 times (`OUTSIDE`) denser than the
+        source.
+    largest : float
+        Largest ratio at a source row.
     model : str
-        Which model of the ratio held-out rows chose.
+        The ratio model that held-out rows selected.
     reason : str
-        Why there are no figures, if so.
+        Why the overlap is unknown, else empty.
     """
 
     ess: float = math.nan
@@ -70,13 +69,12 @@ class Overlap:
     coverage: float = math.nan
     outside: float = math.nan
     largest: float = math.nan
-    bound: float = math.nan
     model: str = ""
     reason: str = ""
 
     @property
     def poor(self) -> bool:
-        """Whether weights would rest on a few rows, or leave part of the target out."""
+        """Whether weights would depend on a few rows or miss part of the target."""
         if self.reason:
             return False
         few = self.ess < POOR_ROWS or self.share < POOR_SHARE
@@ -84,29 +82,29 @@ class Overlap:
 
     @property
     def sentence(self) -> str:
-        """What it means."""
+        """The overlap in words, with the next step if it is poor."""
         if self.reason:
-            return f"overlap cannot be told: {self.reason}"
-        said = f"{self.ess:.0f} rows count ({self.share:.0%})"
+            return f"The overlap is unknown: {self.reason}."
+        size = f"the effective sample size with weights is {self.ess:.0f} rows ({self.share:.0%})"
         if self.outside > POOR_OUTSIDE:
             return (
-                f"{self.outside:.0%} of the test rows lie where there are next to no training "
-                f"rows, which no weight can stand for; {said}; collect such rows"
+                f"For {self.outside:.0%} of the test rows there are hardly any similar training "
+                f"rows to weight, and {size}. Collect such training rows."
             )
         if self.poor:
-            return f"weights would rest on few rows: {said}; flatten or clip them, or collect rows"
-        return f"training rows cover the test rows; with weights {said}"
+            return f"Overlap is poor: {size}. Flatten or clip the weights, or collect more rows."
+        return f"Training rows cover the test rows; {size}."
 
     def __repr__(self) -> str:
         if self.reason:
-            return f"Overlap(cannot tell; {self.reason})"
+            return f"Overlap(unknown; {self.reason})"
         return (
             f"Overlap(ESS {self.ess:.0f} = {self.share:.0%}, coverage {self.coverage:.2f}, "
             f"outside {self.outside:.1%}, ratio up to {self.largest:.3g}, {self.model})"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return a dict ready for JSON, with None for a missing number."""
         return {
             k: None if isinstance(v, float) and not math.isfinite(v) else v
             for k, v in self.__dict__.items()
@@ -114,26 +112,25 @@ class Overlap:
 
 
 def whole(rows: int) -> Overlap:
-    """The overlap of laws that did not move: every row counts."""
+    """Overlap of equal distributions: the effective sample size is the number of rows."""
     n = float(rows)
-    return Overlap(
-        ess=n, share=1.0, coverage=1.0, outside=0.0, largest=1.0, bound=1.0, model="none"
-    )
+    return Overlap(ess=n, share=1.0, coverage=1.0, outside=0.0, largest=1.0, model="none")
 
 
-def overlap(
-    pair: Pair, budget: Budget, *, rows: int | None = None
-) -> tuple[Overlap, Float64Array | None]:
-    """Figures, and the held-out log ratio of every source row of the pair (None: no ratio).
+def overlap(pair: Pair, budget: Budget, *, rows: int | None = None) -> Overlap:
+    """Estimate the overlap by the held-out log ratio of target to source.
 
     Parameters
     ----------
+    pair : Pair
+    budget : Budget
     rows : int, optional
-        Source rows in all, of which the pair holds a part.
+        Number of source rows before some were drawn at random for the test; `ess` is scaled up to
+        this number.
     """
     source, target = pair.z[~pair.target], pair.z[pair.target]
     if source.shape[1] == 0:
-        return Overlap(reason="all columns are constant"), None
+        return Overlap(reason="all columns are constant")
     model = Quick(seed=budget.seed, folds=3, max_rows=CHOOSE_ROWS)
     try:
         with warnings.catch_warnings():
@@ -143,30 +140,13 @@ def overlap(
             at_source: Float64Array = model.source_log_ratio_
             weights = Weighting()(at_source)
     except FedshiftError as error:
-        return Overlap(reason=str(error)), None
+        return Overlap(reason=str(error))
     share = weights.ess / len(source)
-    found = Overlap(
+    return Overlap(
         ess=share * (rows or len(source)),
         share=share,
         coverage=weights.coverage,
         outside=float(np.mean(at_target > math.log(OUTSIDE))),
         largest=weights.max,
-        bound=_bound(at_source, at_target),
         model=model.choice_,
     )
-    return found, at_source
-
-
-def _bound(source: Float64Array, target: Float64Array) -> float:
-    """Upper limit of the largest ratio over nested cells of the held-out log ratio."""
-    n, m = len(source), len(target)
-    _, s, t = nested_masses(
-        source,
-        target,
-        np.full(n, 1.0 / n),
-        np.full(m, 1.0 / m),
-        n_cells=20,
-        smallest=min(1.0, CELL_ROWS / min(n, m)),
-    )
-    cells = tabulate(s, t, n_source=n, n_target=m)
-    return largest_ratio(cells, min_count=CELL_ROWS / 2.0, upper=True)

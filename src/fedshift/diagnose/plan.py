@@ -1,4 +1,4 @@
-"""Who is compared with whom."""
+"""List the comparisons of a diagnosis: within each site, and between sites."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from fedshift.data.federation import ClientData
 from fedshift.diagnose.classes import Classes
-from fedshift.diagnose.held_out import IntArray
+from fedshift.diagnose.effect_size import IntArray
 from fedshift.diagnose.two_sample import Budget, Side
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
-    """A comparison before it was made."""
+class PlannedComparison:
+    """The rows of a comparison, before any test."""
 
     site: str
     other: str
@@ -24,29 +24,33 @@ class Planned:
 
     @property
     def labelled(self) -> bool:
-        """Whether both sides have labels."""
+        """Whether both source and target rows have labels."""
         return self.target.y is not None
 
     @property
     def classes(self) -> IntArray:
-        """Class numbers of the source rows, which always have labels."""
+        """Class numbers (n_source,) of the source rows, which always have labels."""
         assert self.source.y is not None
         return self.source.y
 
 
-def within(client: ClientData, classes: Classes) -> Planned:
-    """A client's training rows against its test rows."""
+def within(client: ClientData, classes: Classes) -> PlannedComparison:
+    """Plan the comparison of a client's training rows with its test rows."""
     y, test_y = classes.of_client(client)
-    return Planned(client.name, "its test rows", Side(client.x, y), Side(client.test_x, test_y))
+    source, target = Side(client.x, y), Side(client.test_x, test_y)
+    return PlannedComparison(client.name, "its test rows", source, target)
 
 
-def between(own: Sequence[Planned], *, rows: int, seed: int) -> list[Planned]:
-    """Every site against the others, which give as many rows each; of two sites one."""
+def between(own: Sequence[PlannedComparison], *, rows: int, seed: int) -> list[PlannedComparison]:
+    """Plan to compare each site with all other sites together; two sites give one comparison.
+
+    The other sites contribute equally many rows each, about `rows` in all.
+    """
     if len(own) < 2:
         return []
     if len(own) == 2:
         a, b = sorted(own, key=lambda p: p.site)
-        return [Planned(a.site, b.site, b.source, a.source)]
+        return [PlannedComparison(a.site, b.site, b.source, a.source)]
     budget = Budget(seed=seed)
     quota = -(-rows // (len(own) - 1))
     some = {
@@ -58,5 +62,5 @@ def between(own: Sequence[Planned], *, rows: int, seed: int) -> list[Planned]:
         others = [some[name] for name in sorted(some) if name != plan.site]
         x = np.concatenate([s.x for s in others])
         y = np.concatenate([s.y for s in others if s.y is not None])
-        out.append(Planned(plan.site, "the other sites", Side(x, y), plan.source))
+        out.append(PlannedComparison(plan.site, "the other sites", Side(x, y), plan.source))
     return out

@@ -1,18 +1,19 @@
-"""Do two sets of rows follow one law? Inputs, labels, and each given the other.
+"""Test whether two sets of rows have the same p(x), p(y), p(x | y) or p(y | x).
 
-All four questions share one engine: responses r, the side of a row minus its expectation without
-shift, are fitted by ridge classifiers on features that do not know the side (`null.surprise`).
+One set is the source, the other the target. All four tests predict r by ridge classifiers; r is 1
+for target rows and 0 for source rows, minus its expectation without shift. The features do not
+depend on whether a row is a source or a target row (`fedshift.diagnose.significance`).
 
 =====================  ==================================  ========================================
-question               features                            draws without shift
+question               features                            how r is drawn if there is no shift
 =====================  ==================================  ========================================
-inputs, p(x)           of x                                sides permuted: exact
-labels, p(y)           of y                                sides permuted: exact
-inputs given labels    of x, centred within each class     sides permuted within each class: exact
+inputs, p(x)           of x                                r permuted: exact
+labels, p(y)           of y                                r permuted: exact
+inputs given labels    of x, centred within each class     r permuted within each class: exact
 labels given inputs    see `fedshift.diagnose.conditional`
 =====================  ==================================  ========================================
 
-At most `Budget.rows` rows a side are used, drawn at random.
+At most `Budget.rows` source rows and as many target rows are used, drawn at random.
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedshift.core.samples import Float64Array, FloatArray
-from fedshift.diagnose.encode import Features, encode, features, normal_scores
-from fedshift.diagnose.finding import FEWEST, SMALLEST, Finding, Question
-from fedshift.diagnose.held_out import (
+from fedshift.diagnose.effect_size import (
     BoolArray,
     Effect,
     IntArray,
@@ -35,12 +34,14 @@ from fedshift.diagnose.held_out import (
     effect,
     folds_of,
 )
-from fedshift.diagnose.null import Draw, Fit, surprise
+from fedshift.diagnose.encode import Features, encode, features, normal_scores
+from fedshift.diagnose.finding import FEWEST, SMALLEST, Finding, Question
+from fedshift.diagnose.significance import FitStatistic, NullDraw, significance
 from fedshift.federation import draw as choice
 
-#: rows of one side are at most so many times those of the other: more add next to nothing
+#: largest ratio of the numbers of source and target rows: more rows add hardly any power
 LOPSIDED = 10
-#: most classes told apart; the rarest are one class together
+#: most classes; the rarest are merged into one
 CLASSES = 12
 #: most features of the products of inputs and labels
 PRODUCTS = 160
@@ -48,14 +49,15 @@ PRODUCTS = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a test may cost, and its bars.
+    """Sizes and thresholds of a test.
 
     Attributes
     ----------
     rows : int
-        Most rows a side; more are thinned at random.
+        Most source rows, and most target rows; they are drawn at random.
     draws : int
-        Draws without shift; 1 / (1 + draws) is the smallest p-value.
+        Number of draws under the null hypothesis, no shift. The smallest p-value is 1 / (1 +
+        draws).
     level, smallest : float
         See `Finding`.
     seed : int
@@ -68,44 +70,44 @@ class Budget:
     seed: int = 0
 
     def rng(self, *words: str) -> np.random.Generator:
-        """A generator for one purpose."""
+        """Return a random generator, seeded by `seed` and by words that name its purpose."""
         return np.random.default_rng(int(choice.key(self.seed, *words)))
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """Rows (n, ...) of one law with class numbers (n,), where known."""
+    """Rows (n, ...) of the source or the target, with class numbers (n,) or None."""
 
     x: FloatArray
     y: IntArray | None = None
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.x)
 
     def take(self, index: npt.NDArray[np.intp] | BoolArray) -> Side:
-        """Some rows."""
+        """Return the rows at an index or mask."""
         return Side(self.x[index], None if self.y is None else self.y[index])
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Source and target rows of one comparison, pooled and encoded.
+    """Source and target rows of one comparison, pooled and encoded together.
 
     Attributes
     ----------
     z : ndarray (n, q)
         Normal scores of the pooled rows.
     columns : tuple of int
-        See `Encoded`.
+        See `NormalScores`.
     target : bool ndarray (n,)
-        Which rows are the target's.
+        True for target rows.
     y : int ndarray (n,) or None
-        Classes; None unless both sides have labels.
+        Class numbers; None unless both source and target have labels.
     words : tuple of str
-        What the comparison is called, for its random choices.
+        Name of the comparison; it seeds the random choices.
     rows : int ndarray (n_source,)
-        Which of the source's rows were taken.
+        Positions of the drawn source rows among all source rows.
     """
 
     z: Float64Array
@@ -117,26 +119,26 @@ class Pair:
 
     @classmethod
     def of(cls, source: Side, target: Side, budget: Budget, *words: str) -> Pair:
-        """Thin both sides to the budget and encode them together."""
+        """Draw source and target rows within the budget and encode them together."""
         rng = budget.rng("rows", *words)
         most = min(budget.rows, LOPSIDED * min(len(source), len(target)))
         rows, others = (_some(len(side), most, rng) for side in (source, target))
         s, t = source.take(rows), target.take(others)
-        found = encode(np.concatenate([s.x, t.x]), seed=budget.seed)
+        encoded = encode(np.concatenate([s.x, t.x]), seed=budget.seed)
         y = None if s.y is None or t.y is None else np.concatenate([s.y, t.y])
         side = np.arange(len(s) + len(t)) >= len(s)
-        return cls(found.z, found.columns, side, y, words, rows)
+        return cls(encoded.z, encoded.columns, side, y, words, rows)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Rows of source and target."""
+        """Number of source rows and of target rows."""
         n = int(self.target.sum())
         return len(self.target) - n, n
 
-    def take(self, kept: BoolArray) -> Pair:
-        """Some rows, encoded as they are."""
-        y = None if self.y is None else self.y[kept]
-        return replace(self, z=normal_scores(self.z[kept]), target=self.target[kept], y=y)
+    def take(self, keep: BoolArray) -> Pair:
+        """Return the rows of a mask (n,), standardised again."""
+        y = None if self.y is None else self.y[keep]
+        return replace(self, z=normal_scores(self.z[keep]), target=self.target[keep], y=y)
 
 
 def _some(n: int, most: int, rng: np.random.Generator) -> IntArray:
@@ -144,25 +146,28 @@ def _some(n: int, most: int, rng: np.random.Generator) -> IntArray:
 
 
 def too_few(pair: Pair, question: Question, budget: Budget) -> Finding | None:
-    """The finding of a question that cannot be asked, if so."""
+    """Return an inconclusive finding if source or target has too few rows, else None."""
     a, b = pair.sizes
     if min(a, b) >= FEWEST:
         return None
-    reason = f"{min(a, b)} rows on one side; at least {FEWEST} are needed"
+    reason = f"source or target has {min(a, b)} rows, and the tests need at least {FEWEST}"
     return finding_of(question, pair, budget, reason=reason)
 
 
 def inputs(pair: Pair, budget: Budget, *, question: Question = "inputs") -> Finding:
-    """Is p(x) the same on both sides?"""
+    """Test whether p(x) is the same in source and target."""
     few = too_few(pair, question, budget)
     if few is not None:
         return few
-    made = features(pair.z, seed=budget.seed)
-    return _permuted(pair, made, np.zeros(len(pair.z), dtype=np.intp), question, budget)
+    design = features(pair.z, seed=budget.seed)
+    return _permuted(pair, design, np.zeros(len(pair.z), dtype=np.intp), question, budget)
 
 
 def labels(pair: Pair, budget: Budget) -> Finding:
-    """Is p(y) the same on both sides? Its AUC is ½ + half the total variation of the two laws."""
+    """Test whether p(y) is the same in source and target.
+
+    The AUC is ½ plus half the total variation between the two label distributions.
+    """
     few = too_few(pair, "labels", budget)
     if few is not None:
         return few
@@ -170,25 +175,25 @@ def labels(pair: Pair, budget: Budget) -> Finding:
     hit = np.eye(int(y.max()) + 1)[y]
     centred = hit - hit.mean(axis=0)
     one = Features(centred, {"linear": np.arange(hit.shape[1])})
-    found = _permuted(pair, one, np.zeros(len(y), dtype=np.intp), "labels", budget, sized=False)
+    finding = _permuted(pair, one, np.zeros(len(y), dtype=np.intp), "labels", budget, sized=False)
     gap = hit[pair.target].mean(axis=0) - hit[~pair.target].mean(axis=0)
     tv = float(np.abs(gap).sum()) / 2.0
     a, b = pair.sizes
     half = Z / 2.0 * math.sqrt(0.25 / a + 0.25 / b)
     auc = 0.5 + tv / 2.0
-    return replace(found, auc=auc, low=max(0.5, auc - half), high=min(1.0, auc + half), tv=tv)
+    return replace(finding, auc=auc, low=max(0.5, auc - half), high=min(1.0, auc + half))
 
 
 def inputs_given_labels(pair: Pair, budget: Budget) -> Finding:
-    """Is p(x | y) the same on both sides, as label shift has it?"""
+    """Test whether p(x | y) is the same in source and target, as under label shift."""
     few = too_few(pair, "inputs given labels", budget)
     if few is not None:
         return few
     y = class_numbers(pair)
-    made = features(pair.z, seed=budget.seed)
-    values, sets = made.values, dict(made.sets)
+    design = features(pair.z, seed=budget.seed)
+    values, sets = design.values, dict(design.sets)
     k, q = int(y.max()) + 1, pair.z.shape[1]
-    if k * q <= PRODUCTS:  # classes may move in different directions
+    if k * q <= PRODUCTS:  # classes may shift in different directions
         own = (np.eye(k)[y][:, :, None] * pair.z[:, None, :]).reshape(len(y), -1)
         sets["by class"] = np.arange(values.shape[1], values.shape[1] + own.shape[1])
         values = np.concatenate([values, own], axis=1)
@@ -199,42 +204,42 @@ def inputs_given_labels(pair: Pair, budget: Budget) -> Finding:
 
 def _permuted(
     pair: Pair,
-    made: Features,
+    design: Features,
     group: IntArray,
     question: Question,
     budget: Budget,
     *,
     sized: bool = True,
 ) -> Finding:
-    """Sides permuted within groups; effect by cross-fitting what showed most."""
+    """Permute r within groups; the effect size is that of the most significant features."""
     response = pair.target.astype(np.float64)
     for g in np.unique(group):
         response[group == g] -= response[group == g].mean()
     variance = float(np.mean(np.square(response)))
     if variance == 0.0:
-        reason = "every class occurs on one side only"
+        reason = "no class occurs in both source and target"
         return finding_of(question, pair, budget, reason=reason)
     rng = budget.rng(question, *pair.words)
-    found = surprise(
-        Fit.of(made),
+    result = significance(
+        FitStatistic.of(design),
         response,
         _permutations(response, group, rng),
         draws=budget.draws,
         variance=variance,
     )
     size: Effect | None = None
-    if sized and found.best == "none":  # nothing varies
-        size = Effect(auc=0.5, low=0.5, high=0.5, tv=0.0, js=0.0)
+    if sized and result.best == "none":  # nothing varies
+        size = Effect(auc=0.5, low=0.5, high=0.5)
     elif sized:
-        chosen = made.sets.get(found.best, made.sets["squares"])
+        chosen = design.sets.get(result.best, design.sets["squares"])
         fold = folds_of(pair.target + 2 * group, seed=budget.seed)
-        fits = cross_fit(made.values[:, chosen], response[:, None], fold)
-        size = max((effect(f[:, 0], pair.target, fold) for f in fits), key=lambda e: e.auc)
+        fits = cross_fit(design.values[:, chosen], response[:, None], fold)
+        size = max((effect(f[:, 0], pair.target) for f in fits), key=lambda e: e.auc)
     sizes = {} if size is None else size.__dict__
-    return finding_of(question, pair, budget, p=found.p, draws=found.draws, **sizes)
+    return finding_of(question, pair, budget, p=result.p, draws=result.draws, **sizes)
 
 
-def _permutations(response: Float64Array, group: IntArray, rng: np.random.Generator) -> Draw:
+def _permutations(response: Float64Array, group: IntArray, rng: np.random.Generator) -> NullDraw:
     members = [np.flatnonzero(group == g) for g in np.unique(group)]
 
     def draw(count: int) -> Float64Array:
@@ -247,7 +252,7 @@ def _permutations(response: Float64Array, group: IntArray, rng: np.random.Genera
 
 
 def class_numbers(pair: Pair) -> IntArray:
-    """Class numbers 0 … k − 1 that occur, most frequent first, the rarest merged."""
+    """Renumber the classes 0 … k − 1, most frequent first, the rarest merged."""
     assert pair.y is not None
     values, codes, count = np.unique(pair.y, return_inverse=True, return_counts=True)
     rank = np.empty(len(values), dtype=np.intp)
@@ -256,9 +261,9 @@ def class_numbers(pair: Pair) -> IntArray:
 
 
 def finding_of(
-    question: Question, pair: Pair, budget: Budget, **found: float | str | None
+    question: Question, pair: Pair, budget: Budget, **figures: float | str | None
 ) -> Finding:
-    """A finding with the pair's sizes and the budget's bars."""
+    """Make a finding with the pair's sizes and the budget's thresholds."""
     a, b = pair.sizes
     return Finding(
         question=question,
@@ -266,5 +271,5 @@ def finding_of(
         target_rows=b,
         level=budget.level,
         smallest=budget.smallest,
-        **found,  # type: ignore[arg-type]
+        **figures,  # type: ignore[arg-type]
     )

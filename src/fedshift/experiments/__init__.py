@@ -1,1 +1,1 @@
-"""Recipes, the runs they make and the records those leave."""
+"""Recipes, their runs, and the records of runs."""

@@ -1,7 +1,7 @@
-"""Finished runs in one small file, a line each, that `fedshift compare` reads like their folders.
+"""Finished runs in one small file, one line per run, which `fedshift compare` can read.
 
-What is kept of a run: its recipe, its environment, its result with the ledger summed up over
-clients, and of its history the rounds with their figures. Models and checkpoints are not.
+A line holds the recipe, the environment, the result with the ledger summed over clients, and the
+history of one run. Models and checkpoints are left out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.core.files import write_text
+from fedshift.core.old_files import modern_result
 from fedshift.errors import InputError
 from fedshift.experiments.recipe import Recipe
 from fedshift.experiments.records import read_history, read_json
 
 SUFFIX = ".jsonl"
-#: what every result has
+#: keys of every result
 NEEDED = (
     "fingerprint",
     "recipe",
@@ -32,7 +33,7 @@ NEEDED = (
     "seconds",
     "ledger",
 )
-#: digits kept of a figure
+#: significant digits of a figure
 DIGITS = 6
 
 
@@ -43,36 +44,40 @@ class Run:
     Attributes
     ----------
     place : str
-        Its folder, or the file and line it is kept in.
+        The folder of the run, or a file and a line in it.
     result : mapping
-        What its result.json holds.
-    spelled : str
-        Its recipe, as TOML; empty if the file is gone or damaged.
+        The content of result.json; keys of older versions are renamed to the current ones.
+    recipe_text : str
+        The recipe of the run as TOML; empty if the file is missing or damaged.
     environment : mapping
-        Versions and machine; empty if the file is gone.
+        Versions and machine; empty if the file is missing.
     history : tuple of mapping
-        A line for every check.
+        One entry for each check, a point in training at which scores are recorded
+        (`Settings.check_every`).
     """
 
     place: str
     result: Mapping[str, Any]
-    spelled: str = ""
+    recipe_text: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[Mapping[str, Any], ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "result", modern_result(self.result))
+
     @classmethod
     def of_folder(cls, folder: Path, result: Mapping[str, Any]) -> Run:
-        """As its folder has it."""
+        """Read a run from its folder."""
         try:
             text = (folder / "recipe.toml").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             text = ""
-        told = read_json(folder / "environment.json") or {}
-        return cls(str(folder), result, text, told, tuple(read_history(folder)))
+        machine = read_json(folder / "environment.json") or {}
+        return cls(str(folder), result, text, machine, tuple(read_history(folder)))
 
     @property
     def method(self) -> str:
-        """Name of the method."""
+        """Name of the method of the run."""
         return str(self.result["method"])
 
     @property
@@ -82,36 +87,39 @@ class Run:
 
     @property
     def values(self) -> dict[str, float]:
-        """The main figure by client."""
+        """The score of each client: accuracy or MSE, as `result` says under "figure"."""
         return {c["client"]: c[self.result["figure"]] for c in self.result["clients"]}
 
     @cached_property
     def recipe(self) -> Recipe | None:
-        """What was asked for; None if it is gone or cannot be read."""
+        """The recipe of the run; None if the recipe is missing or cannot be read."""
         try:
-            return Recipe.parse(self.spelled, file=f"recipe of {self.place}")
+            return Recipe.recorded(self.recipe_text, file=f"recipe of {self.place}")
         except InputError:
             return None
 
     @cached_property
     def curve(self) -> dict[int, float]:
-        """Mean test accuracy by iteration, where it was recorded."""
+        """Mean test accuracy by iteration; empty if it was not recorded."""
         lines = self.history
         return {x["round"]: x["test_accuracy"] for x in lines if x.get("test_accuracy") is not None}
 
     @cached_property
     def best_values(self) -> dict[str, float] | None:
-        """As `values`, of the check with the highest mean; None where clients were not recorded."""
+        """`values` at the check with the highest mean accuracy.
+
+        None if the scores of single clients were not recorded.
+        """
         at = max(self.curve, key=self.curve.__getitem__, default=None)
         line: Mapping[str, Any] = next((x for x in self.history if x["round"] == at), {})
-        found = line.get("test_clients")
-        return None if found is None else dict(zip(self.values, found, strict=True))
+        scores = line.get("test_clients")
+        return None if scores is None else dict(zip(self.values, scores, strict=True))
 
     def to_record(self) -> dict[str, Any]:
-        """One line of an archive."""
+        """The run as one line of an archive."""
         result = {**self.result, "ledger": _summed(self.result["ledger"])}
         return {
-            "recipe": self.spelled,
+            "recipe": self.recipe_text,
             "environment": dict(self.environment),
             "result": _rounded(result),
             "history": _rounded(list(self.history)),
@@ -119,7 +127,7 @@ class Run:
 
 
 def write(path: Path, runs: Iterable[Run]) -> Path:
-    """Keep runs in a file, sorted by recipe, method and seed."""
+    """Write runs to a file, sorted by recipe, method and seed."""
     lines = (
         json.dumps(r.to_record(), ensure_ascii=False) for r in sorted(runs, key=lambda r: r.key)
     )
@@ -127,48 +135,49 @@ def write(path: Path, runs: Iterable[Run]) -> Path:
 
 
 def read(path: str | os.PathLike[str]) -> list[Run]:
-    """The runs of a file that `write` wrote.
+    """Read the runs of a file that `write` wrote.
 
     Raises
     ------
     InputError
-        If a line is not one of a run; names it.
+        If a line is not a run; the message names the line.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read runs from {path}: {error}") from None
-    # not splitlines, which also splits at characters that JSON leaves as they are in a text
+    # splitlines would also split at characters that JSON does not escape
     lines = text.removesuffix("\n").split("\n") if text else []
     return [_read_line(line, path, number) for number, line in enumerate(lines, 1)]
 
 
 def _read_line(line: str, path: Path, number: int) -> Run:
     try:
-        told = json.loads(line)
-        wrong = ", ".join(_missing(told))
+        entry = json.loads(line)
+        wrong = ", ".join(_missing(entry))
     except ValueError as error:
         wrong = f"JSON ({error})"
     if wrong:
         raise InputError(
-            f"{path}, line {number}, must be a run that 'fedshift pack' wrote; got no {wrong}; "
+            f"{path}, line {number}, must be a run that 'fedshift pack' wrote; it lacks {wrong}; "
             "pack the runs again"
         )
-    history = tuple(told["history"])
-    return Run(f"{path}:{number}", told["result"], told["recipe"], told["environment"], history)
+    history = tuple(entry["history"])
+    place = f"{path}:{number}"
+    return Run(place, entry["result"], entry["recipe"], entry["environment"], history)
 
 
-def _missing(told: Any) -> list[str]:
-    """What a line lacks."""
+def _missing(entry: Any) -> list[str]:
+    """Names of the parts that a line lacks."""
     kinds = {"recipe": str, "environment": dict, "result": dict, "history": list}
-    parts = told if isinstance(told, dict) else {}
+    parts = entry if isinstance(entry, dict) else {}
     lacks = [name for name, kind in kinds.items() if not isinstance(parts.get(name), kind)]
     return lacks or [f"result.{name}" for name in NEEDED if name not in parts["result"]]
 
 
 def _summed(ledger: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Entries of all clients together, by phase."""
+    """Totals over all clients, by phase."""
     out: dict[str, dict[str, Any]] = {}
     for entry in ledger:
         total = out.setdefault(entry["phase"], {"client": "all", "phase": entry["phase"]})

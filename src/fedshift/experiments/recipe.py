@@ -1,4 +1,4 @@
-"""A recipe: an experiment as a value, with TOML as its spelling.
+"""Recipes: experiments as values that are read from and written as TOML.
 
 ::
 
@@ -21,17 +21,17 @@
     [weighting]                         # fields of fedshift.Weighting
     clip = 200.0
 
-    [[method]]                          # what is compared; each may change any of the above
+    [[method]]                          # one for each method; it may change any table above
     name = "FedBN"
     objective = "erm"
     plan.norm = "local"
 
-    [published]                         # what others report, for `fedshift compare`; no setting
+    [published]                         # published figures, for `fedshift compare` only
     FedBN = { mean = 0.5081, sd = 0.052, source = "Table 2" }
 
-Every key is a field of the dataclass or a parameter of the builder it belongs to. A run has one
-seed, for its split, its model, its ratios and its plan, so tables have none (but ``data.seed``
-deals the same rows in every run).
+Every key is a field of a dataclass or a parameter of the function that builds the shift, the model
+or the estimator. One seed sets the split, the model, the ratios and the plan of a run, so tables
+have no seed. The exception is ``data.seed``, which gives all runs the same split.
 """
 
 from __future__ import annotations
@@ -45,17 +45,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from torch import nn
 
-from fedshift.core.files import write_text
+from fedshift.core.files import read_toml, write_text
+from fedshift.core.old_files import modern_recipe
 from fedshift.core.params import nearest, one_of
 from fedshift.core.weights import Weighting
 from fedshift.errors import InputError
 from fedshift.experiments.shifts import Data
-from fedshift.experiments.spelling import (
-    Choice,
-    Place,
-    Table,
+from fedshift.experiments.toml_tables import (
+    Location,
+    Spec,
+    TomlTable,
     arguments,
     at,
     fields_of,
@@ -63,103 +65,102 @@ from fedshift.experiments.spelling import (
     parameters,
     plain,
     read,
-    to_toml,
 )
+from fedshift.federation.client_weights import METHODS, make_estimator
 from fedshift.federation.plan import FedAvg, FedSGD, Plan
-from fedshift.federation.weigh import METHODS, make_estimator
 from fedshift.learn.models import MODELS, Shape
 from fedshift.settings import Settings
 
 PLANS: dict[str, type[Plan]] = {"fedavg": FedAvg, "fedsgd": FedSGD}
-#: tables a method may change
+#: tables that a method may change
 SECTIONS = ("data", "plan", "train", "weighting")
-#: fields of `Settings` that have a place of their own in a recipe
+#: fields of `Settings` that a recipe has outside [train]
 _ELSEWHERE = ("objective", "ratio", "weighting", "plan", "seed")
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_+-]*"
 
 
 @dataclass(frozen=True)
-class Model(Choice):
-    """A model by name, with options; a callable as `fedshift.learn.models.build` takes it."""
+class ModelSpec(Spec):
+    """A model by name, with options: a callable that `fedshift.learn.models.build` accepts."""
 
-    def check(self, place: Place) -> None:
-        """Raise if there is no such model or option."""
+    def check(self, place: Location) -> None:
+        """Raise unless the model and its options exist."""
         arguments(self._maker(place), self.options, place.under("model"), ("shape", "classes"))
 
     def __call__(self, shape: Shape, classes: int) -> nn.Module:
-        """The model for rows of a shape."""
-        maker, place = self._maker(Place()), Place("recipe", "train.model")
-        given = arguments(maker, self.options, place, ("shape", "classes"))
-        return maker(shape, classes, **given)
+        """Build the model for rows of a shape."""
+        maker, place = self._maker(Location()), Location("recipe", "train.model")
+        return maker(shape, classes, **arguments(maker, self.options, place, ("shape", "classes")))
 
-    def _maker(self, place: Place) -> Callable[..., nn.Module]:
+    def _maker(self, place: Location) -> Callable[..., nn.Module]:
         return MODELS[self.named(MODELS, "model", place)]
 
 
 @dataclass(frozen=True)
-class Ratio(Choice):
+class RatioSpec(Spec):
     """Where weights come from: "exact", or an estimator with options."""
 
-    def check(self, place: Place) -> None:
-        """Raise if there is no such estimator or option."""
+    def check(self, place: Location) -> None:
+        """Raise unless the estimator and its options exist."""
         self.named(METHODS, "ratio", place)
         if self.options:
             if self.kind == "exact":
                 raise InputError(f"{place}: ratio 'exact' has no options; got {self.options}")
-            self._given(place.under("ratio"))
+            self._options(place.under("ratio"))
 
     def method(self, seed: int, device: str | None = None) -> Any:
-        """As `Settings` takes it."""
+        """The value of `Settings.ratio`."""
         if not self.options:
             return self.kind
-        given = self._given(Place("recipe", "method.ratio"))
-        return make_estimator(self.kind, seed=seed, **{"device": device, **given})
+        options = self._options(Location("recipe", "method.ratio"))
+        return make_estimator(self.kind, seed=seed, **{"device": device, **options})
 
     def parameters(self, seed: int) -> dict[str, str]:
-        """All parameters of the estimator, spelled; those left to their defaults too."""
+        """All parameters of the estimator as text, defaults included."""
         if self.kind == "exact":
             return {}
         method = self.method(seed)
-        made = make_estimator(method, seed=seed) if isinstance(method, str) else method
-        return {name: repr(value) for name, value in sorted(made.get_params(deep=False).items())}
+        ratio = make_estimator(method, seed=seed) if isinstance(method, str) else method
+        return {name: repr(value) for name, value in sorted(ratio.get_params(deep=False).items())}
 
-    def _given(self, place: Place) -> dict[str, Any]:
-        """Options of the estimator; a model by name, with options of its own."""
+    def _options(self, place: Location) -> dict[str, Any]:
+        """Options of the estimator, checked; its model is a `ModelSpec` or a name."""
         maker, table = type(make_estimator(self.kind, seed=0)), dict(self.options)
         model = None
         if "model" in table and "model" in parameters(maker):
-            model = Model.read(table.pop("model"), "model", place)
+            model = ModelSpec.read(table.pop("model"), "model", place)
             model.check(place)
-        given = arguments(maker, table, place, skip=("seed",))
-        if model is not None:
-            bare = self.kind.startswith("federated-") and not model.options  # they know the names
-            given["model"] = model.kind if bare else model
-        return given
+        options = arguments(maker, table, place, skip=("seed",))
+        if model is not None:  # federated estimators take models by name
+            bare = self.kind.startswith("federated-") and not model.options
+            options["model"] = model.kind if bare else model
+        return options
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One of the things a recipe compares.
+    """One method of a recipe.
 
     Attributes
     ----------
     name : str
-        Letters, digits, "-", "_" and "+": it is also a folder.
+        Letters, digits, "-", "_" and "+", as it is also the name of a folder.
     objective : str
         See `fedshift.learn.objective.Objective`.
-    ratio : Ratio
+    ratio : RatioSpec
     data, plan, train, weighting : table
-        What is different from the recipe's own tables. A plan of another kind keeps the fields
-        that all plans share, a shift of another name keeps the source.
+        Changes to the tables of the recipe. If a method changes the kind of plan, fields that all
+        plans have keep their values. If a method changes the shift, then the source,
+        the share and the seed of the data stay as they are.
     """
 
     name: str
     objective: str = "ftw"
-    ratio: Ratio = field(default_factory=lambda: Ratio("federated-auto"))
-    data: Table = field(default_factory=dict)
-    plan: Table = field(default_factory=dict)
-    train: Table = field(default_factory=dict)
-    weighting: Table = field(default_factory=dict)
+    ratio: RatioSpec = field(default_factory=lambda: RatioSpec("federated-auto"))
+    data: TomlTable = field(default_factory=dict)
+    plan: TomlTable = field(default_factory=dict)
+    train: TomlTable = field(default_factory=dict)
+    weighting: TomlTable = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for section in SECTIONS:
@@ -167,42 +168,42 @@ class Method:
         if not re.fullmatch(_WORD, self.name):
             raise InputError(
                 "the name of a method must be of letters, digits, '-', '_' and '+', as it is also "
-                f"a folder; got {self.name!r}"
+                f"the name of a folder; got {self.name!r}; rename the method"
             )
 
     @property
-    def spelled(self) -> dict[str, Any]:
+    def toml(self) -> dict[str, Any]:
         """The [[method]] table."""
         return {k: v for k, v in fields_of(self).items() if v != {}}
 
     @classmethod
-    def read(cls, value: Any, key: str, place: Place) -> Method:
-        """From a [[method]] table."""
+    def read(cls, value: Any, key: str, place: Location) -> Method:
+        """Read a method from a [[method]] table."""
         if not isinstance(value, Mapping):
             raise place.wrong(key, "tables, [[method]]", value)
         name = value.get("name")
         below = place.under(f"{key}.{name}" if isinstance(name, str) else key)
-        made: Method = make(cls, value, below)
-        return made
+        method: Method = make(cls, value, below)
+        return method
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What others report for a method.
+    """Published figures (accuracy or MSE) of a method.
 
     Attributes
     ----------
     mean : float
-        Of all clients.
+        Mean over clients.
     sd : float, optional
-        Standard deviation over their runs.
+        Standard deviation over runs.
     worst, best : float, optional
-        Of the worst and the best client.
+        Figure of the worst and of the best client.
     clients : mapping of client to (mean, sd)
     iterate : {"last", "best"}
-        Which iterate it is of: the last, or the best by test accuracy.
+        The iterate whose figures are published: the last, or the best by test accuracy.
     source : str
-        Where it stands.
+        Where it is published.
     """
 
     mean: float
@@ -221,36 +222,39 @@ class Published:
 
     @property
     def numbers(self) -> list[float]:
-        """All that are given."""
-        given = [self.mean, self.sd, self.worst, self.best]
+        """All figures."""
+        means = [self.mean, self.sd, self.worst, self.best]
         return [
-            *(v for v in given if v is not None),
+            *(v for v in means if v is not None),
             *(v for c in self.clients.values() for v in c),
         ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """An experiment: methods × seeds on one federation (a new split for every seed).
+    """An experiment: methods × seeds on one federation, with a new split for every seed.
 
     Attributes
     ----------
     name : str
-        Words and slashes: where runs are kept. A recipe read from a file is called after it
-        unless it says its name.
+        Words separated by slashes, such as "paper/digits"; also the path of the folder of its runs.
+        By default the name of its file.
     title, description : str
     seeds : tuple of int
     data : Data
     plan : Plan
-        Its seed is the run's.
+        The plan; the seed of the run replaces its seed.
     train : Settings
-        Without objective, ratio, weighting, plan and seed, which stand elsewhere.
+        Settings except objective, ratio, weighting, plan and seed, which have other places in a
+        recipe.
     weighting : Weighting
     methods : tuple of Method
     published : mapping of method to Published
-        What others report. It changes no run, so it is not in `to_table`.
+        Published figures. They change no run, so `to_table` leaves them out.
     origin : str
-        File it was read from, for errors.
+        The file it comes from, for error messages.
+    removed : mapping of dotted key to value
+        Settings of a recorded run that no longer exist in fedshift and were not at their default.
     """
 
     name: str
@@ -264,23 +268,24 @@ class Recipe:
     weighting: Weighting = field(default_factory=Weighting)
     published: Mapping[str, Published] = field(default_factory=dict)
     origin: str = field(default="", compare=False, repr=False)
+    removed: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         blank = Settings()
-        keep = {n: getattr(blank, n) for n in _ELSEWHERE}
-        object.__setattr__(self, "train", replace(self.train, **keep))
+        defaults = {n: getattr(blank, n) for n in _ELSEWHERE}
+        object.__setattr__(self, "train", replace(self.train, **defaults))
         object.__setattr__(self, "plan", replace(self.plan, seed=0))
         check_name(self.name)
         seeds = self.seeds
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise InputError(
-                f"{self._place}: seeds must be whole numbers ≥ 0, each once, such as '0:5' or "
+                f"{self._place}: seeds must be different whole numbers ≥ 0, such as '0:5' or "
                 f"[0, 1]; got {list(seeds)}"
             )
         names = [m.name for m in self.methods]
         if not names or len(set(names)) < len(names):
             raise InputError(
-                f"{self._place}: a recipe needs methods, each with a name of its own; got {names}"
+                f"{self._place}: a recipe must have methods, each with its own name; got {names}"
             )
         for name in self.published:
             if name not in names:
@@ -289,8 +294,8 @@ class Recipe:
             self.narrow(method.name, seeds[0])
 
     @property
-    def _place(self) -> Place:
-        return Place(self.origin or f"recipe {self.name}")
+    def _place(self) -> Location:
+        return Location(self.origin or f"recipe {self.name}")
 
     def __getitem__(self, method: str) -> Method:
         """A method by name."""
@@ -303,28 +308,28 @@ class Recipe:
     # -- what runs ----------------------------------------------------------------------------
 
     def narrow(self, method: str, seed: int) -> Recipe:
-        """One method and seed alone, what the method changes written into the tables."""
-        m, own = self[method], self.to_table()
+        """A recipe of one method and seed, with the changes of the method in its tables."""
+        m, tables = self[method], self.to_table()
         place = self._place.under(f"method.{method}")
         m.ratio.check(place)
-        read = {s: _READ[s](_merged(s, own[s], getattr(m, s)), s, place) for s in SECTIONS}
+        parts = {s: _READ[s](_merged(s, tables[s], getattr(m, s)), s, place) for s in SECTIONS}
         with at(place):
             replace(
-                read["train"],
+                parts["train"],
                 objective=m.objective,
-                weighting=read["weighting"],
-                plan=read["plan"],
+                weighting=parts["weighting"],
+                plan=parts["plan"],
             )
         if (self.seeds, self.methods) == ((seed,), (m,)) and not any(
             getattr(m, s) for s in SECTIONS
         ):
             return self
         alone = replace(m, data={}, plan={}, train={}, weighting={})
-        told = {k: v for k, v in self.published.items() if k == method}
-        return replace(self, methods=(alone,), seeds=(seed,), published=told, **read)
+        own = {k: v for k, v in self.published.items() if k == method}
+        return replace(self, methods=(alone,), seeds=(seed,), published=own, **parts)
 
     def settings(self, method: str, seed: int) -> Settings:
-        """What `fedshift.workflow.run` is given for a method and seed."""
+        """The settings of a method and seed, for `fedshift.workflow.run`."""
         one = self.narrow(method, seed)
         m = one[method]
         return replace(
@@ -337,12 +342,12 @@ class Recipe:
         )
 
     def changed(self, assignments: Iterable[str]) -> Recipe:
-        """The recipe with values set, each as "plan.iterations=50".
+        """The recipe with changes such as "plan.iterations=50".
 
-        The key is a table and a key in it, ``method.NAME.`` before it for one method only,
-        ``title`` or ``seeds``; the value is TOML, or text if it is not.
+        A key is ``title``, ``seeds``, or a table and a key in it. ``method.NAME.`` before the key
+        changes one method only. A value that is not TOML is text.
         """
-        table, place = self._whole_table(), Place("--set")
+        table, place = self._whole_table(), Location("--set")
         for assignment in assignments:
             path, equals, text = assignment.partition("=")
             keys = path.strip().split(".")
@@ -353,7 +358,7 @@ class Recipe:
             value: Any = _value(text)
             inner: dict[str, Any] = table
             if keys[0] == "method" and len(keys) > 2:
-                self[keys[1]]  # names the methods there are
+                self[keys[1]]  # raises for an unknown method
                 inner = next(m for m in table["method"] if m["name"] == keys[1])
                 keys = keys[2:]
             for key in reversed(keys[1:]):
@@ -366,126 +371,141 @@ class Recipe:
     # -- TOML ---------------------------------------------------------------------------------
 
     def to_table(self) -> dict[str, Any]:
-        """Everything that makes the runs, defaults too, as tables."""
+        """Everything that the runs depend on, defaults included, as tables."""
         kind = next(k for k, p in PLANS.items() if type(self.plan) is p)
         return {
             "name": self.name,
             "title": self.title,
             "description": self.description,
             "seeds": list(self.seeds),
-            "data": self.data.spelled,
+            "data": self.data.toml,
             "plan": {"kind": kind, **fields_of(self.plan, skip=("seed",))},
             "train": fields_of(self.train, skip=_ELSEWHERE),
             "weighting": fields_of(self.weighting),
-            "method": [m.spelled for m in self.methods],
+            "method": [m.toml for m in self.methods],
         }
 
     def to_toml(self) -> str:
-        """Everything as text; `Recipe.parse` gives the same recipe back."""
-        return to_toml(self._whole_table())
+        """The recipe as TOML; `Recipe.parse` returns an equal recipe."""
+        return tomli_w.dumps(self._whole_table())
 
     def _whole_table(self) -> dict[str, Any]:
-        told = {"published": plain(self.published)} if self.published else {}
-        return self.to_table() | told
+        figures = {"published": plain(self.published)} if self.published else {}
+        return self.to_table() | figures
 
     def write(self, path: Path) -> Path:
-        """Write a TOML file, whole or not at all."""
+        """Write a TOML file. An interrupted write leaves no partial file."""
         return write_text(path, self.to_toml())
 
     @classmethod
-    def of(cls, table: Table, place: Place) -> Recipe:
-        """From tables.
+    def of(cls, table: TomlTable, place: Location) -> Recipe:
+        """Read a recipe from a table.
 
         Raises
         ------
         InputError
-            For the first thing that is wrong: where it stands, what is needed, what was got, and
-            the nearest right key for an unknown one.
+            For the first mistake: its place, what is needed and what was given. For an unknown key
+            also the nearest known one.
         """
         known = ("name", "title", "description", "seeds", *SECTIONS, "method", "published")
-        given: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         for key, value in table.items():
             if key not in known:
                 raise place.unknown(key, known)
             if key in SECTIONS:
                 if not isinstance(value, Mapping):
                     raise place.wrong(key, f"a table, [{key}]", value)
-                given[key] = _READ[key](value, key, place)
+                parts[key] = _READ[key](value, key, place)
             elif key == "method":
-                given["methods"] = read(tuple[Method, ...], value, key, place)
+                parts["methods"] = read(tuple[Method, ...], value, key, place)
             elif key == "published":
-                given[key] = read(Mapping[str, Published], value, key, place)
+                parts[key] = read(Mapping[str, Published], value, key, place)
             elif key == "seeds":
                 with at(place):
-                    given[key] = seeds(value)
+                    parts[key] = seeds(value)
             else:
-                given[key] = read(str, value, key, place)
-        for key, held in (("name", "name"), ("data", "data"), ("method", "methods")):
-            if held not in given:
+                parts[key] = read(str, value, key, place)
+        for key, part in (("name", "name"), ("data", "data"), ("method", "methods")):
+            if part not in parts:
                 raise InputError(f"{place}: {key!r} must be given; got {sorted(table)}")
-        return cls(**given, origin=place.file)
+        return cls(**parts, origin=place.file)
 
     @classmethod
     def parse(cls, text: str, *, name: str | None = None, file: str = "recipe") -> Recipe:
-        """From TOML text; `name` is used if it says none, `file` is what errors call it."""
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{file} must be TOML: {error}") from None
-        return cls.of({**({} if name is None else {"name": name}), **table}, Place(file))
+        """Read a recipe from TOML text.
+
+        Parameters
+        ----------
+        name : str, optional
+            Name of the recipe, unless the text has a name.
+        file : str
+            Name of the text in error messages.
+        """
+        default = {} if name is None else {"name": name}
+        return cls.of({**default, **_table_of(text, file)}, Location(file))
+
+    @classmethod
+    def recorded(cls, text: str, *, file: str) -> Recipe:
+        """Read the recipe.toml of a run, also from an earlier version of fedshift (`removed`)."""
+        table, removed = modern_recipe(_table_of(text, file))
+        return replace(cls.of(table, Location(file)), removed=removed)
 
     @classmethod
     def load(cls, name: str | Path) -> Recipe:
-        """A recipe that comes with fedshift, by name, or from a .toml file.
+        """Load a recipe that comes with fedshift, by name, or a .toml file.
 
         Raises
         ------
         InputError
-            If there is none; names the nearest.
+            If there is no such recipe; the message has the nearest name.
         """
-        path = Path(name)
-        if path.suffix == ".toml":
-            called = name_of(path)
-        else:
-            shipped = recipes()
-            if str(name) not in shipped:
-                raise InputError(
-                    f"a recipe must be a .toml file or {nearest(str(name), shipped)}; "
-                    "'fedshift list' tells what they are"
-                )
-            path, called = shipped[str(name)], str(name)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot read recipe {path}: {error.strerror or error}") from None
-        except UnicodeDecodeError as error:
-            raise InputError(f"recipe {path} must be UTF-8 text: {error.reason}") from None
-        return cls.parse(text, name=called, file=path.name if path.suffix else str(path))
+        name, path = locate(name)
+        return cls.of({"name": name, **read_toml(path, "recipe")}, Location(path.name))
+
+
+def locate(name: str | Path) -> tuple[str, Path]:
+    """Name and file of a recipe or study; raises unless it comes with fedshift or is TOML."""
+    path, shipped = Path(name), recipes()
+    if path.suffix == ".toml":
+        return name_of(path), path
+    if str(name) not in shipped:
+        raise InputError(
+            f"a recipe must be a .toml file or {nearest(str(name), shipped)}; 'fedshift list' "
+            "shows all"
+        )
+    return str(name), shipped[str(name)]
+
+
+def _table_of(text: str, file: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{file} must be TOML: {error}") from None
 
 
 def check_name(name: str) -> None:
-    """Raise unless a recipe can be called so."""
+    """Raise unless the name of a recipe is valid."""
     if not re.fullmatch(f"{_WORD}(/{_WORD})*", name):
         raise InputError(
-            f"the name of a recipe must be words of letters, digits, '-', '_' and '+' between "
-            f"slashes, as it is also a folder; got {name!r}"
+            "the name of a recipe must be words of letters, digits, '-', '_' and '+', separated by "
+            f"slashes, as it is also the path of a folder; got {name!r}; rename the recipe"
         )
 
 
 def name_of(path: Path) -> str:
-    """What a recipe is called after its file."""
+    """The name of a recipe, from its file."""
     return re.sub(r"[^A-Za-z0-9_+/-]", "-", path.stem).lstrip("-_+") or "recipe"
 
 
 def recipes() -> dict[str, Path]:
-    """Recipes that come with fedshift: paths by name."""
+    """Paths of the recipes that come with fedshift, by name."""
     root = Path(str(files("fedshift.experiments") / "recipes"))
-    found = sorted(root.rglob("*.toml"))
-    return {p.relative_to(root).with_suffix("").as_posix(): p for p in found}
+    paths = sorted(root.rglob("*.toml"))
+    return {p.relative_to(root).with_suffix("").as_posix(): p for p in paths}
 
 
 def seeds(value: Any) -> tuple[int, ...]:
-    """Seeds from "0:5", "0,2,4", a number or a list; some, and each once.
+    """Read seeds from "0:5", "0,2,4", a number or a list: at least one, all different.
 
     Examples
     --------
@@ -495,49 +515,49 @@ def seeds(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         parts = [re.fullmatch(r"\s*(\d+)(?::(\d+))?\s*", part) for part in value.split(",")]
         if not all(parts):
-            raise InputError(f"seeds must be such as '0:5', '3' or '0,2,4'; got {value!r}")
+            raise InputError(f"seeds must be text like '0:5', '3' or '0,2,4'; got {value!r}")
         spans = [range(int(m[1]), int(m[2] or int(m[1]) + 1)) for m in parts if m]
         if not all(spans):
-            raise InputError(f"seeds must be spans from low to high, such as '0:5'; got {value!r}")
+            raise InputError(f"seeds must be ranges from low to high, such as '0:5'; got {value!r}")
         whole = [s for span in spans for s in span]
     else:
         whole = [value] if isinstance(value, int) else value
     if not isinstance(whole, list | tuple) or any(type(s) is not int for s in whole):
         raise InputError(f"seeds must be whole numbers, or text such as '0:5'; got {value!r}")
     if not whole or len(set(whole)) < len(whole):
-        raise InputError(f"seeds must be one or more, each once; got {value!r}")
+        raise InputError(f"there must be at least one seed, and seeds must differ; got {value!r}")
     return tuple(whole)
 
 
-def read_plan(table: Table, key: str, place: Place) -> Plan:
-    """A plan from a table with its kind."""
-    below, given = place.under(key), dict(table)
-    kind = given.pop("kind", "fedsgd")
+def read_plan(table: TomlTable, key: str, place: Location) -> Plan:
+    """Read a plan from a table with its kind."""
+    below, values = place.under(key), dict(table)
+    kind = values.pop("kind", "fedsgd")
     if kind not in PLANS:
         raise InputError(f"{below}: kind must be {nearest(kind, PLANS)}")
-    plan = make(PLANS[kind], given, below, skip=("seed",), also=("kind",))
+    plan = make(PLANS[kind], values, below, skip=("seed",), also=("kind",))
     assert isinstance(plan, Plan)
     return plan
 
 
-def _read_train(table: Table, key: str, place: Place) -> Settings:
+def _read_train(table: TomlTable, key: str, place: Location) -> Settings:
     below = place.under(key)
-    given = arguments(Settings, table, below, skip=_ELSEWHERE)
-    if "model" in given:
-        model = Model.read(table["model"], "model", below)
+    values = arguments(Settings, table, below, skip=_ELSEWHERE)
+    if "model" in values:
+        model = ModelSpec.read(table["model"], "model", below)
         model.check(below)
-        given["model"] = model if model.options else model.kind
+        values["model"] = model if model.options else model.kind
     with at(below):
-        return Settings(**given)
+        return Settings(**values)
 
 
-def _read_weighting(table: Table, key: str, place: Place) -> Weighting:
-    made = make(Weighting, table, place.under(key))
-    assert isinstance(made, Weighting)
-    return made
+def _read_weighting(table: TomlTable, key: str, place: Location) -> Weighting:
+    weighting = make(Weighting, table, place.under(key))
+    assert isinstance(weighting, Weighting)
+    return weighting
 
 
-_READ: dict[str, Callable[[Table, str, Place], Any]] = {
+_READ: dict[str, Callable[[TomlTable, str, Location], Any]] = {
     "data": Data.read,
     "plan": read_plan,
     "train": _read_train,
@@ -545,22 +565,22 @@ _READ: dict[str, Callable[[Table, str, Place], Any]] = {
 }
 
 
-def _merged(section: str, table: Table, change: Table) -> dict[str, Any]:
-    """A table with changes; of one of another kind only what all kinds share is kept."""
+def _merged(section: str, table: TomlTable, change: TomlTable) -> dict[str, Any]:
+    """A table with changes; if its kind changes, only fields that all kinds share are kept."""
     word = {"plan": "kind", "data": "shift"}.get(section, "")
     if word in change and word in table and change[word] != table[word]:
         shared = {f.name for f in fields(Plan if section == "plan" else Data)}
         table = {k: v for k, v in table.items() if k in shared}
-    return _laid_over(table, change)
+    return _override(table, change)
 
 
-def _laid_over(table: Table, change: Table) -> dict[str, Any]:
+def _override(table: TomlTable, change: TomlTable) -> dict[str, Any]:
     out = dict(table)
     for key, new in change.items():
         old = out.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             same = new.get("kind", old.get("kind")) == old.get("kind")
-            out[key] = _laid_over(old, new) if same else new
+            out[key] = _override(old, new) if same else new
         else:
             out[key] = new
     return out

@@ -1,23 +1,22 @@
-"""What a run leaves behind, and how it is read again.
+"""The folder of a run: its files, and how they are read again.
 
-A run is one method and one seed. Its folder, ``runs/<recipe>/<method>/seed-<n>/``, holds
+A run is one method and one seed. Its folder is ``runs/<recipe>/<method>/seed-<n>/``:
 
 ====================  ==========================================================================
-recipe.toml           everything that was asked for, defaults too: a recipe that runs again
+recipe.toml           the recipe of this run alone, with all defaults; it can be run again
 environment.json      versions, commit, device
-history.jsonl         a line for every check, while it runs; then those of the result alone
-result.json           per-client figures, ledger, weights; there once the run is finished
-model.safetensors     the trained model, as `load_state_dict` takes it
-checkpoints/          log ratios, and where an unfinished run stands
-tensorboard/          event files, if the package is there
+history.jsonl         a line for every check; rewritten from the result when the run is finished
+result.json           figures of each client, ledger, weights; written when the run is finished
+model.safetensors     the trained model, for `load_state_dict`
+checkpoints/          log ratios and training state, until the run is finished
 ====================  ==========================================================================
 
-Every file is whole or not there, so a run can be killed at any moment and go on.
+No file except the last line of history.jsonl is ever incomplete, so a run can be killed at any
+moment and continued.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -33,26 +32,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as to_safetensors
-from torch import Tensor
 
 from fedshift import __version__
 from fedshift.core.files import atomic_path, write_text
+from fedshift.core.tensors import write_tensors
 from fedshift.core.weights import Weights
 from fedshift.errors import InputError, OutputError
 from fedshift.experiments.recipe import Recipe
 from fedshift.workflow import Outcome
 
-#: packages whose versions a record keeps
+#: packages whose versions are recorded
 PACKAGES = ("numpy", "scipy", "scikit-learn", "torch", "safetensors")
-#: parts of a recipe that do not change what is computed
+#: keys of a recipe that do not change the result
 _WORDS = ("name", "title", "description", "train.device")
-#: what `atomic_path` calls a run's files while they are written
-_TORN = re.compile(r"\.[\w-]+\.(toml|jsonl?|safetensors)\.[a-z0-9_]{8}")
+#: temporary names that `atomic_path` gives to files while they are written
+_TEMPORARY = re.compile(r"\.[\w-]+\.(toml|jsonl?|safetensors)\.[a-z0-9_]{8}")
 
 
 @dataclass
-class Record:
+class RunFolder:
     """The folder of one run.
 
     Parameters
@@ -60,207 +58,176 @@ class Record:
     out : Path
         Folder of all runs.
     recipe : Recipe
-        Narrowed to one method and seed (`Recipe.narrow`).
+        A recipe of one method and seed (`Recipe.narrow`).
     """
 
     out: Path
     recipe: Recipe
 
     def __post_init__(self) -> None:
-        self._boards: dict[float | None, Any] = {}
         self._before = 0.0
 
     @property
     def method(self) -> str:
-        """Name of the method."""
+        """Name of the method of the run."""
         return self.recipe.methods[0].name
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
+        """Seed of the run."""
         return self.recipe.seeds[0]
 
     @property
-    def folder(self) -> Path:
-        """Of this run."""
+    def path(self) -> Path:
+        """The folder itself."""
         return self.out / self.recipe.name / self.method / f"seed-{self.seed}"
 
     @property
     def checkpoints(self) -> Path:
         """Folder for `fedshift.workflow.run`."""
-        return self.folder / "checkpoints"
+        return self.path / "checkpoints"
 
     def result(self) -> dict[str, Any] | None:
-        """What the run found, or None if it is not finished or was another one."""
-        found = read_json(self.folder / "result.json")
-        return None if found is None or self.clash() else found
+        """The result of the run; None if it is not finished or the recipe differs."""
+        result = read_json(self.path / "result.json")
+        return None if result is None or self.clash() else result
 
     def clash(self) -> list[str]:
-        """How the run in the folder, if there is one, differs from this one."""
-        path = self.folder / "recipe.toml"
+        """Settings in which a run in the folder differs from this recipe; empty if none."""
+        path = self.path / "recipe.toml"
         if not path.exists():
             return []
         try:
-            there = Recipe.load(path)
-        except InputError as error:
+            there = Recipe.recorded(path.read_text(encoding="utf-8"), file=path.name)
+        except (InputError, OSError, UnicodeDecodeError) as error:
             return [f"its recipe cannot be read ({error})"]
-        a, b = _asked(there), _asked(self.recipe)
+        a, b = _relevant(there), _relevant(self.recipe)
         return [
-            f"{key} is {b.get(key, 'not given')!r}, there {a.get(key, 'not given')!r}"
+            f"{key} is {b.get(key, 'not set')!r} here and {a.get(key, 'not set')!r} in the folder"
             for key in sorted(a.keys() | b.keys())
             if a.get(key) != b.get(key)
         ]
 
     def check(self) -> None:
-        """Raise `InputError` if a run with other settings is in the folder; says what differs."""
+        """Raise `InputError`, with the differences, if the folder has a run with other settings."""
         different = self.clash()
         if different:
             raise InputError(
-                f"{self.folder} holds a run with other settings: {'; '.join(different)}; give "
-                "another folder with --out, or replace it with --fresh"
+                f"{self.path} has a run with other settings: {'; '.join(different)}; choose "
+                "another folder with --out, or replace the run with --fresh"
             )
 
     def begin(self, *, fresh: bool = False) -> None:
-        """Make the folder ready: for a new run, or to go on with the one that is in it.
+        """Prepare the folder for a new run, or to continue the run in it.
 
         Parameters
         ----------
         fresh : bool
-            Remove whatever is there.
+            Remove a run that is already in the folder.
         """
         if not fresh:
             self.check()
-        elif self.folder.exists():
+        elif self.path.exists():
             try:
-                shutil.rmtree(self.folder)
+                shutil.rmtree(self.path)
             except OSError as error:
                 raise OutputError(
-                    f"cannot clear {self.folder}: {error.strerror or error}; remove it by hand"
+                    f"cannot clear {self.path}: {error.strerror or error}; remove it by hand"
                 ) from error
         self._before = 0.0
-        for torn in self.folder.rglob(".*"):  # what a kill left of files it was writing
-            if _TORN.fullmatch(torn.name) and torn.is_file():
-                torn.unlink(missing_ok=True)
-        self.recipe.write(self.folder / "recipe.toml")
-        write_json(self.folder / "environment.json", environment(self.recipe.train.device))
+        for path in self.path.rglob(".*"):  # incomplete files of a killed run
+            if _TEMPORARY.fullmatch(path.name) and path.is_file():
+                path.unlink(missing_ok=True)
+        self.recipe.write(self.path / "recipe.toml")
+        write_json(self.path / "environment.json", environment(self.recipe.train.device))
 
     def watch(self, event: Mapping[str, Any]) -> None:
-        """Keep the history, as `fedshift.workflow.run` tells it."""
-        flatten = event.get("flatten")  # one of several that are tried
-        if event["phase"] == "train":  # lines after the checkpoint will come again
-            there = read_history(self.folder)
-            own = [x for x in there if x.get("flatten") == flatten]
-            own = [x for x in own if x["round"] <= event["round"]]
-            self._before += sum(x["seconds"] for x in own)
-            write_history(self.folder, [*(x for x in there if x.get("flatten") != flatten), *own])
-            folder = self.folder / "tensorboard" / ("" if flatten is None else f"flatten-{flatten}")
-            self._boards[flatten] = _tensorboard(folder, event["round"])
+        """Write an event of `fedshift.workflow.run` to the history."""
+        if event["phase"] == "train":  # lines after the checkpoint will be written again
+            lines = [x for x in read_history(self.path) if x["round"] <= event["round"]]
+            self._before = sum(x["seconds"] for x in lines)
+            write_history(self.path, lines)
         elif event["phase"] == "check":
             line = {k: v for k, v in event.items() if k not in ("phase", "rounds")}
-            path = self.folder / "history.jsonl"
+            path = self.path / "history.jsonl"
             try:
                 with path.open("a", encoding="utf-8") as file:
                     file.write(_json(line) + "\n")
             except OSError as error:
                 raise OutputError(
-                    f"cannot write {path}: {error.strerror or error}; free some room or choose "
-                    "another folder; the last checkpoint is kept"
+                    f"cannot write {path}: {error.strerror or error}; free disk space or choose "
+                    "another folder; the last checkpoint remains"
                 ) from error
-            board = self._boards.get(flatten)
-            if board is not None:
-                for name, value in line.items():
-                    if name not in ("round", "flatten") and isinstance(value, int | float):
-                        board.add_scalar(name, value, line["round"])
 
     def finish(
         self,
         outcome: Outcome,
         *,
         notes: Sequence[str] = (),
-        calibration: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, Any]:
-        """Write the model, the history and, last, the result; checkpoints are then removed.
+        """Write the model, the history and the result, then remove the checkpoints.
 
         Parameters
         ----------
         notes : sequence of str
-            Warnings that came up, and why ratios were chosen.
-        calibration : sequence of mapping
-            Estimated beside exact ratios (`fedshift.core.weights.calibration`).
+            Warnings, and the reason for the choice of ratios.
         """
-        _save_model(outcome, self.folder / "model.safetensors")
-        write_history(self.folder, outcome.history)
+        _save_model(outcome, self.path / "model.safetensors")
+        write_history(self.path, outcome.history)
         scores, m = outcome.evaluation, self.recipe.methods[0]
         result = {
             "fingerprint": fingerprint(self.recipe),
             "recipe": self.recipe.name,
             "method": m.name,
             "objective": m.objective,
-            "ratio": None if m.objective == "erm" else m.ratio.spelled,
+            "ratio": None if m.objective == "erm" else m.ratio.toml,
             "estimator": {} if m.objective == "erm" else m.ratio.parameters(self.seed),
             "seed": self.seed,
             "stopped": outcome.stopped,
             "rounds": outcome.state.round,
             "seconds": self._before + outcome.seconds,
-            "train_seconds": sum(line["seconds"] for line in outcome.tried or outcome.history),
-            "tried": outcome.tried,
+            "train_seconds": sum(line["seconds"] for line in outcome.history),
             "figure": None if scores is None else scores.figure,
             "mean": None if scores is None else scores.mean,
             "interval": None if scores is None else list(scores.interval),
             "clients": [] if scores is None else scores.to_records(),
             "weights": {n: _weights(w) for n, w in (outcome.weights or {}).items()},
-            "calibration": list(calibration),
             "ledger": outcome.ledger.to_records(),
             "notes": list(notes),
         }
-        kept = outcome.history[-1].get("flatten") if outcome.history else None
-        for flatten, board in self._boards.items():
-            if board is not None:
-                if scores is not None and flatten == kept:
-                    board.add_scalar(f"test_{scores.figure}", scores.mean, outcome.state.round)
-                board.close()
-        write_json(self.folder / "result.json", result)
-        for old in self.checkpoints.rglob("checkpoint-*.safetensors"):
-            old.unlink(missing_ok=True)
-        for left in self.checkpoints.glob("flatten-*"):
-            with contextlib.suppress(OSError):  # somebody's own files stay
-                left.rmdir()
+        write_json(self.path / "result.json", result)
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
         return result
 
 
-# -- what makes a run this run -----------------------------------------------------------------
+# -- settings that change the result ----------------------------------------------------------
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Of everything in a recipe that changes what is computed."""
-    text = json.dumps(_asked(recipe), sort_keys=True)
+    """Hash of all settings of a recipe that change the result."""
+    text = json.dumps(_relevant(recipe), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _asked(recipe: Recipe) -> dict[str, Any]:
-    """What a narrow recipe asks for, by dotted key; ERM has no use for ratios."""
-    found = _flat(recipe.to_table())
-    if found["method.objective"] == "erm":
-        return {k: v for k, v in found.items() if not k.startswith("method.ratio")}
-    return found
+def _relevant(recipe: Recipe) -> dict[str, Any]:
+    """Settings of a narrow recipe that change the result, by dotted key; ERM uses no ratios."""
+    table = recipe.to_table()
+    settings = dotted({**table, "method": table["method"][0]}) | dict(recipe.removed)
+    skip = ("method.ratio",) if settings["method.objective"] == "erm" else ()
+    return {k: v for k, v in settings.items() if k not in _WORDS and not k.startswith(skip)}
 
 
-def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Values by dotted key, without words."""
+def dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Flatten a nested table; keys are joined by dots."""
     out: dict[str, Any] = {}
     for key, value in table.items():
-        path = before + key
-        if isinstance(value, Mapping):
-            out |= _flat(value, f"{path}.")
-        elif key == "method":
-            out |= _flat(value[0], f"{path}.")
-        elif path not in _WORDS:
-            out[path] = value
+        inner = isinstance(value, Mapping)
+        out |= dotted(value, f"{before}{key}.") if inner else {f"{before}{key}": value}
     return out
 
 
 def environment(device: str | None = None) -> dict[str, Any]:
-    """Versions, commit and machine; no path and no name of a host."""
+    """Versions, commit and machine, without paths and host names."""
     gpu = torch.cuda.is_available() and (device or "cuda").startswith("cuda")
     return {
         "fedshift": __version__,
@@ -275,7 +242,7 @@ def environment(device: str | None = None) -> dict[str, Any]:
 
 
 def version(package: str) -> str | None:
-    """Of an installed package, or None."""
+    """Version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -283,7 +250,7 @@ def version(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit of this code, "+" after it if files differ; None if it is not a checkout."""
+    """The commit of this code, with "+" if files differ from it; None outside a checkout."""
     here = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
@@ -315,7 +282,7 @@ def _json(value: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """NaN and infinity, which JSON has not, as null."""
+    """The value with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -324,28 +291,28 @@ def _finite(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> Path:
-    """Write JSON, a key a line, whole or not at all."""
+    """Write JSON, one key per line. An interrupted write leaves no partial file."""
     lines = ",\n".join(f" {json.dumps(k)}: {_json(v)}" for k, v in value.items())
     return write_text(path, "{\n" + lines + "\n}\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None if there is none or it is damaged."""
+    """Read a JSON object; None if the file is missing or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def write_history(folder: Path, lines: Iterable[Mapping[str, Any]]) -> Path:
-    """Write all lines of a history anew."""
+    """Write a whole history."""
     text = "".join(_json(line) + "\n" for line in lines)
     return write_text(folder / "history.jsonl", text)
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
-    """Lines of a run's history; one that a kill cut short is left out."""
+    """Read the history of a run, without an incomplete last line."""
     try:
         text = (folder / "history.jsonl").read_text(encoding="utf-8")
     except OSError:
@@ -360,16 +327,14 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 
 
 def _save_model(outcome: Outcome, path: Path) -> None:
-    """The state dict; where BatchNorm is local, each client's own layers as "client/name" too."""
+    """Write the state dict; with local BatchNorm also the layers of each client, "client/name"."""
     shared = outcome.model().state_dict()
     tensors = dict(shared)
     if outcome.task.plan.norm == "local":
         for client in outcome.task.names:
             own = outcome.model(client).state_dict()
             tensors |= {f"{client}/{n}": t for n, t in own.items() if not t.equal(shared[n])}
-    whole: dict[str, Tensor] = {n: t.contiguous().clone() for n, t in tensors.items()}
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(to_safetensors(whole))
+    write_tensors(path, tensors)
 
 
 def _weights(w: Weights) -> dict[str, Any]:
@@ -383,67 +348,8 @@ def _weights(w: Weights) -> dict[str, Any]:
     }
 
 
-def _tensorboard(folder: Path, round: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=round + 1)
-
-
-# -- all runs ----------------------------------------------------------------------------------
-
-
-def collect(folder: Path) -> list[dict[str, Any]]:
-    """A dict for every client of every finished run below a folder, sorted by run.
-
-    Besides the run (recipe, method, objective, ratio, seed) and the client's test figures each
-    has the summary of the client's weights (weight_mean, weight_max, coverage), the bytes it sent
-    and read (up, down), and the run's rounds and seconds.
-    """
-    rows = []
-    for path in sorted(Path(folder).rglob("result.json")):
-        result = read_json(path)
-        if result is None or "fingerprint" not in result:
-            continue
-        run = {k: result[k] for k in ("recipe", "method", "objective", "ratio", "seed")}
-        run["ratio"] = run["ratio"] if isinstance(run["ratio"], str | None) else _json(run["ratio"])
-        cost: dict[str, dict[str, int]] = {}
-        for entry in result["ledger"]:
-            sum_ = cost.setdefault(entry["client"], {"up": 0, "down": 0, "rows_sent": 0})
-            for ours, theirs in (("up", "up"), ("down", "down"), ("rows_sent", "rows")):
-                sum_[ours] += entry[theirs]
-        ends = {k: result[k] for k in ("rounds", "stopped", "seconds")}
-        for client in result["clients"]:
-            w = result["weights"].get(client["client"], {})
-            told = {"weight_mean": w.get("mean"), "weight_max": w.get("max")}
-            told["coverage"] = w.get("coverage")
-            rows.append({**run, **client, **told, **cost.get(client["client"], {}), **ends})
-    return rows
-
-
-def summarise(folder: Path) -> list[Path]:
-    """Write `collect`'s rows to summary.jsonl and, if pyarrow is there, summary.parquet."""
-    rows = collect(folder)
-    keys = list(dict.fromkeys(k for row in rows for k in row))
-    rows = [{k: row.get(k) for k in keys} for row in rows]
-    out = [
-        write_text(Path(folder) / "summary.jsonl", "".join(_json(row) + "\n" for row in rows)),
-    ]
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        return out
-    if rows:
-        with atomic_path(Path(folder) / "summary.parquet") as temporary:
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), temporary)
-        out.append(Path(folder) / "summary.parquet")
-    return out
-
-
 def check_writable(folder: Path) -> None:
-    """Raise `OutputError` unless a file can be made in a folder (made if it is not there)."""
+    """Raise `OutputError` unless a file can be written to a folder, which is created if needed."""
     with atomic_path(Path(folder) / f".write-test-{os.getpid()}") as temporary:
         temporary.write_bytes(b"x" * 4096)
     (Path(folder) / f".write-test-{os.getpid()}").unlink(missing_ok=True)

@@ -1,8 +1,7 @@
-"""Run a recipe: every method and seed that is not finished yet."""
+"""Run every method and seed of a recipe that is not finished yet."""
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -22,39 +20,35 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
-from scipy import stats
 
 from fedshift.core.device import check_device
-from fedshift.core.weights import calibration
 from fedshift.data.federation import Federation
 from fedshift.data.sources import Images, available
 from fedshift.errors import FedshiftWarning, InputError, TrainingDiverged
+from fedshift.experiments.compare import compare
+from fedshift.experiments.published import formatter
 from fedshift.experiments.recipe import Recipe
-from fedshift.experiments.records import Record, summarise
+from fedshift.experiments.records import RunFolder
 from fedshift.experiments.shifts import Data
-from fedshift.federation.weigh import log_ratios
-from fedshift.learn.objective import Objective
-from fedshift.settings import Settings
-from fedshift.workflow import Outcome
+from fedshift.federation.client_weights import Ratios
+from fedshift.report.comparison import render
 from fedshift.workflow import run as run_workflow
-
-#: most clients a table shows
-SHOWN = 20
 
 
 @dataclass
-class _Shelf:
-    """Data sets as long as the recipe runs, federations as long as their seed does."""
+class _Cache:
+    """Data sets of the recipe; federations and log ratios of the current seed."""
 
     data_dir: str | os.PathLike[str] | None
     images: dict[tuple[str | None, float], Images | None] = field(default_factory=dict)
     federations: dict[str, Federation] = field(default_factory=dict)
+    ratios: dict[str, Ratios] = field(default_factory=dict)
     seed: int | None = None
 
     def federation(self, data: Data, seed: int) -> Federation:
         if seed != self.seed:
             self.federations.clear()
+            self.ratios.clear()
             self.seed = seed
         source, key = (data.source, data.share), repr(data)
         if source not in self.images:
@@ -64,16 +58,16 @@ class _Shelf:
         return self.federations[key]
 
 
-def records(
+def run_folders(
     recipe: Recipe, out: Path, *, methods: Sequence[str] = (), seeds: Sequence[int] = ()
-) -> list[Record]:
-    """The runs of a recipe, seed after seed; all methods and seeds unless some are named."""
-    for word, given in (("methods", methods), ("seeds", seeds)):
-        if len(set(given)) < len(given):
-            raise InputError(f"{word} must be named once each; got {list(given)}")
+) -> list[RunFolder]:
+    """Folders of the runs of a recipe, seed by seed; by default of all methods and seeds."""
+    for word, values in (("methods", methods), ("seeds", seeds)):
+        if len(set(values)) < len(values):
+            raise InputError(f"{word} must differ from each other; got {list(values)}")
     names = [recipe[m].name for m in methods] or [m.name for m in recipe.methods]
     return [
-        Record(Path(out), recipe.narrow(name, seed))
+        RunFolder(Path(out), recipe.narrow(name, seed))
         for seed in (seeds or recipe.seeds)
         for name in names
     ]
@@ -89,60 +83,66 @@ def run(
     fresh: bool = False,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Run what is not finished, and show the results of all.
+    """Run all methods and seeds that are not finished, and print all results.
 
-    Killed or interrupted at any moment, the next call goes on from the last checkpoints.
+    After a kill or an interrupt, the next call continues from the last checkpoints. Within one
+    call, log ratios are estimated once per seed for all methods that need the same ones. These log
+    ratios are on disk only while a run is unfinished. After a kill, the remaining methods
+    therefore use the log ratios that the killed run stored. If it stored none, they estimate new
+    ones.
 
     Parameters
     ----------
     out : Path
-        Folder of all runs; this recipe's are below its name.
+        Folder of all runs; those of this recipe are in a folder with its name.
     methods, seeds : sequence, optional
-        Only these.
+        Run only these methods and seeds.
     data_dir : path, optional
-        Where data sets are looked for first.
+        Folder in which data sets are searched first.
     fresh : bool
-        Run finished ones again, and replace runs with other settings.
+        Replace finished runs and runs with other settings.
 
     Returns
     -------
     list of dict
-        What every run's result.json holds.
+        The result.json of every run.
 
     Raises
     ------
     TrainingDiverged
-        After all other runs, if one of them diverged.
+        If a run diverged; raised after all other runs.
     """
     console = console or Console()
-    todo = records(recipe, out, methods=methods, seeds=seeds)
+    todo = run_folders(recipe, out, methods=methods, seeds=seeds)
     _check_devices(todo)
-    for record in todo if not fresh else ():
-        record.check()  # all of them before the first one takes its time
-    shelf, results, failures = _Shelf(data_dir), [], []
+    for folder in todo if not fresh else ():
+        folder.check()  # all of them before the first run starts
+    cache, results, failures = _Cache(data_dir), [], []
     with _Bars(console, len(todo)) as bars:
-        for record in todo:
-            found = None if fresh else record.result()
-            if found is not None:
-                said = "finished before: "
+        for folder in todo:
+            result = None if fresh else folder.result()
+            if result is not None:
+                prefix = "finished before: "
             else:
-                record.begin(fresh=fresh)
+                folder.begin(fresh=fresh)
                 try:
-                    found = _run_one(record, shelf, bars, borrow=_siblings(record, todo, fresh))
+                    result = _run_one(folder, cache, bars)
                 except TrainingDiverged as error:
-                    failures.append(f"{record.method} seed {record.seed}: {error}")
+                    failures.append(f"{folder.method} seed {folder.seed}: {error}")
                     console.print(f"[red]✗[/] {escape(failures[-1])}", highlight=False)
                     bars.step()
                     continue
-                said = ""
-                for note in found["notes"]:
+                prefix = ""
+                for note in result["notes"]:
                     console.print(f"  [dim]{escape(note)}[/]", highlight=False)
-            results.append(found)
-            console.print(f"[green]✓[/] {said}{escape(_sentence(found))}", highlight=False)
+            results.append(result)
+            console.print(f"[green]✓[/] {prefix}{escape(_sentence(result))}", highlight=False)
             bars.step()
-    summarise(Path(out) / recipe.name)
-    for table in tables(results, title=recipe.title or recipe.name):
-        console.print(table)
+    for comparison in compare([folder.path for folder in todo], known=[recipe], needed=False):
+        sheets = [comparison.sheet()]
+        if all(len(row.runs) == 1 for row in comparison.rows):
+            sheets.append(comparison.by_client())
+        console.print(render(sheets), markup=False, highlight=False, soft_wrap=True)
     if failures:
         raise TrainingDiverged(f"{len(failures)} of {len(todo)} runs diverged: {failures[0]}")
     return results
@@ -157,60 +157,51 @@ def describe(
     data_dir: str | os.PathLike[str] | None = None,
     console: Console | None = None,
 ) -> None:
-    """Say what `run` would do, run by run."""
+    """Print what `run` would do, run by run."""
     console = console or Console()
-    todo = records(recipe, out, methods=methods, seeds=seeds)
+    todo = run_folders(recipe, out, methods=methods, seeds=seeds)
     _check_devices(todo)
     source = recipe.data.source
     there = source is None or available(source, data_dir)
     console.print(f"{recipe.name}: {recipe.title}", highlight=False)
-    console.print(f"data: {recipe.data}" + ("" if there else " (not here yet)"), markup=False)
-    for record in todo:
-        settings = record.recipe.settings(record.method, record.seed)
-        state = "goes on" if record.folder.exists() else "new"
-        if record.clash():
-            state = "other settings are there"
-        elif record.result() is not None:
+    console.print(f"data: {recipe.data}" + ("" if there else " (not downloaded yet)"), markup=False)
+    for folder in todo:
+        settings = folder.recipe.settings(folder.method, folder.seed)
+        state = "continues" if folder.path.exists() else "new"
+        if folder.clash():
+            state = "has a run with other settings"
+        elif folder.result() is not None:
             state = "finished"
         ratio = "" if settings.objective == "erm" else f", {settings.ratio} ratios"
         console.print(
-            f"{record.folder} ({state}): {settings.objective}{ratio}, {settings.plan!r}",
+            f"{folder.path} ({state}): {settings.objective}{ratio}, {settings.plan!r}",
             highlight=False,
             markup=False,
             soft_wrap=True,
         )
 
 
-def _check_devices(todo: Sequence[Record]) -> None:
-    """All of them before the first run takes its time."""
+def _check_devices(todo: Sequence[RunFolder]) -> None:
+    """Raise for a device that is not available, before the first run starts."""
     for device in dict.fromkeys(r.recipe.train.device for r in todo):
         if device is not None:
             check_device(device)
 
 
-def _siblings(record: Record, todo: Sequence[Record], fresh: bool) -> list[Path]:
-    """Where runs of the same seed keep log ratios; when run afresh, only those of this call."""
-    if fresh:
-        return [r.checkpoints for r in todo[: todo.index(record)] if r.seed == record.seed]
-    return sorted(record.folder.parent.parent.glob(f"*/seed-{record.seed}/checkpoints"))
-
-
-def _run_one(
-    record: Record, shelf: _Shelf, bars: _Bars, *, borrow: Sequence[Path]
-) -> dict[str, Any]:
-    recipe = record.recipe
-    settings = recipe.settings(record.method, record.seed)
-    bars.begin(f"{record.method} seed {record.seed}")
-    federation = shelf.federation(recipe.data, record.seed)
+def _run_one(folder: RunFolder, cache: _Cache, bars: _Bars) -> dict[str, Any]:
+    recipe = folder.recipe
+    settings = recipe.settings(folder.method, folder.seed)
+    bars.begin(f"{folder.method} seed {folder.seed}")
+    federation = cache.federation(recipe.data, folder.seed)
 
     def watch(event: dict[str, Any]) -> None:
-        record.watch(event)
+        folder.watch(event)
         bars.watch(event)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FedshiftWarning)
         outcome = run_workflow(
-            federation, settings, folder=record.checkpoints, borrow=borrow, watch=watch
+            federation, settings, folder=folder.checkpoints, shared=cache.ratios, watch=watch
         )
     notes: dict[str, None] = {f"ratios: {outcome.reason}": None} if outcome.reason else {}
     for w in caught:
@@ -218,32 +209,11 @@ def _run_one(
             notes[f"{w.category.__name__}: {w.message}"] = None
         else:
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
-    return record.finish(
-        outcome, notes=list(notes), calibration=_calibration(outcome, federation, settings)
-    )
-
-
-def _calibration(
-    outcome: Outcome, federation: Federation, settings: Settings
-) -> list[dict[str, float]]:
-    """Estimated weights beside exact ratios, where there are both."""
-    if outcome.weights is None or federation.truth is None or settings.ratio == "exact":
-        return []
-    goals = Objective.of(settings.objective).goals(federation)
-    truth = log_ratios(federation, "exact", goals, lean=settings.lean)
-    pairs = [
-        (outcome.weights[name].values, truth[name])
-        for name, goal in goals.items()
-        if goal is not None
-    ]
-    if not pairs:
-        return []
-    weight, exact = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    return calibration(weight, exact)
+    return folder.finish(outcome, notes=list(notes))
 
 
 class _Bars:
-    """A bar for the runs and one for the rounds of the current one, with it/s and time left."""
+    """A progress bar for the runs and one for the rounds of the current run."""
 
     def __init__(self, console: Console, runs: int) -> None:
         self.progress = Progress(
@@ -279,10 +249,9 @@ class _Bars:
             self.progress.update(self.rounds, description=f"{self.name}: ratios")
         elif event["phase"] == "train":
             self.done = event["round"]
-            which = f", flatten {event['flatten']}" if "flatten" in event else ""
             self.progress.reset(
                 self.rounds,
-                description=f"{self.name}{which}",
+                description=self.name,
                 total=event["rounds"],
                 completed=self.done,
             )
@@ -301,83 +270,13 @@ class _Bars:
             self.rounds = None
 
 
-# -- tables ------------------------------------------------------------------------------------
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and the half width of its 95 % t interval (None of a single value).
-
-    Examples
-    --------
-    >>> mean, half = mean_interval([0.8, 0.82, 0.84])
-    >>> f"{mean:.2f} ± {half:.3f}"
-    '0.82 ± 0.050'
-    """
-    v = np.asarray(values, dtype=np.float64)
-    if len(v) < 2:
-        return float(v.mean()), None
-    half = float(stats.t.ppf(0.975, len(v) - 1)) * float(v.std(ddof=1)) / math.sqrt(len(v))
-    return float(v.mean()), half
-
-
-def tables(results: Sequence[Mapping[str, Any]], *, title: str) -> list[Table]:
-    """Methods side by side; with a single seed also client by client."""
-    scored = [r for r in results if r["clients"]]
-    if not scored:
-        return []
-    figure = scored[0]["figure"]
-    by_method: dict[str, list[Mapping[str, Any]]] = {}
-    for result in scored:
-        by_method.setdefault(result["method"], []).append(result)
-    seeds = max(len(runs) for runs in by_method.values())
-    said = (
-        "mean over clients, ± 95 % t interval over seeds"
-        if seeds > 1
-        else "mean over clients, 95 % interval over test rows"
-    )
-    top = Table(title=title, caption=said)
-    top.add_column("method", no_wrap=True)
-    for name in ("seeds", figure, "worst", "best", "seconds"):
-        top.add_column(name, justify="right", no_wrap=True)
-    for method, runs in by_method.items():
-        ends = [sorted((c[figure] for c in r["clients"]), reverse=figure == "mse") for r in runs]
-        mean, half = mean_interval([r["mean"] for r in runs])
-        low, high = runs[0]["interval"]
-        spread = f"[{_show(low, figure)}, {_show(high, figure)}]"
-        top.add_row(
-            method,
-            str(len(runs)),
-            f"{_show(mean, figure)} {spread if half is None else f'± {_show(half, figure)}'}",
-            _show(float(np.mean([e[0] for e in ends])), figure),
-            _show(float(np.mean([e[-1] for e in ends])), figure),
-            f"{np.mean([r['seconds'] for r in runs]):.1f}",
-        )
-    return [top] if seeds > 1 else [top, _by_client(by_method, figure)]
-
-
-def _by_client(by_method: Mapping[str, Sequence[Mapping[str, Any]]], figure: str) -> Table:
-    first = next(iter(by_method.values()))[0]["clients"]
-    more = f"; {len(first) - SHOWN} more in result.json" if len(first) > SHOWN else ""
-    table = Table(title=f"{figure} by client{more}")
-    table.add_column("client", no_wrap=True)
-    for name in ("n", *by_method):
-        table.add_column(name, justify="right")
-    for i, client in enumerate(first[:SHOWN]):
-        values = (runs[0]["clients"][i][figure] for runs in by_method.values())
-        table.add_row(client["client"], str(client["n"]), *(_show(v, figure) for v in values))
-    return table
-
-
-def _show(value: float, figure: str) -> str:
-    return f"{value:.3f}" if figure == "accuracy" else f"{value:.3g}"
-
-
 def _sentence(result: Mapping[str, Any]) -> str:
     name = f"{result['method']} seed {result['seed']}"
     if not result["clients"]:
         return f"{name}: no test labels; {result['seconds']:.1f} s"
-    figure, (low, high) = result["figure"], result["interval"]
-    said = f"{_show(result['mean'], figure)} [{_show(low, figure)}, {_show(high, figure)}]"
+    show = formatter(result["figure"])
+    mean, low, high = map(show, (result["mean"], *result["interval"]))
     return (
-        f"{name}: {figure} {said} over {len(result['clients'])} clients, {result['seconds']:.1f} s"
+        f"{name}: {result['figure']} {mean} [{low}, {high}] over {len(result['clients'])} clients, "
+        f"{result['seconds']:.1f} s"
     )

@@ -1,81 +1,85 @@
-"""Tables and figures of the paper that no training makes: a study, with TOML as its spelling.
+"""Studies: published tables and figures that need no training, as values read from TOML.
+
+They are those of Ramezani-Kebrya et al. (TMLR 2023), called "the paper" here.
 
 ::
 
     title = "Bound on the ratio by k-means"
-    study = "k-means-bound"             # a name of `STUDIES`; the other keys are its parameters
+    study = "k-means-bound"             # a name in `STUDIES`; the other keys are its parameters
     source = "mnist"
     clusters = [10, 20]
 
-A study computes a `Sheet`, and leaves it in ``OUT/NAME/result.json``.
+A study computes a `Sheet` and writes it to ``OUT/NAME/result.json``.
 """
 
 from __future__ import annotations
 
 import os
-import tomllib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.files import read_toml
 from fedshift.core.params import nearest, one_of, positive, whole
 from fedshift.core.samples import FloatArray
 from fedshift.data.sources import NAMES, Images, load
 from fedshift.errors import ConstantColumns, InputError
-from fedshift.experiments.recipe import Recipe, check_name, name_of, recipes
+from fedshift.experiments.recipe import Recipe, check_name, locate
 from fedshift.experiments.records import environment, read_json, write_json
 from fedshift.experiments.shifts import Data, thinned
-from fedshift.experiments.spelling import Place, at, fields_of, make
-from fedshift.experiments.spelling import read as read_value
+from fedshift.experiments.toml_tables import Location, at, fields_of, make
+from fedshift.experiments.toml_tables import read as read_value
 from fedshift.ratio.bound import KMeansBound
 from fedshift.report.comparison import Sheet
 from fedshift.theory import Communication, eigenvalue_checks
 
-#: keys of a study's file that are not parameters of its kind
+#: keys of a study that are not parameters of its kind
 _WORDS = ("name", "title", "description", "study")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study(ABC):
-    """What is computed, and beside which published numbers it is shown."""
+    """A computation without training, with published figures to compare with."""
 
     kind: ClassVar[str]
 
     @abstractmethod
     def sheet(self, title: str, *, data_dir: str | os.PathLike[str] | None) -> Sheet:
-        """Compute."""
+        """Compute the table."""
 
     @property
     def source(self) -> str | None:
-        """The data set it needs."""
+        """The data set that it needs."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class KMeansTable(Study):
-    """The largest cluster ratio for several numbers of clusters, where the supremum is known.
+    """The largest ratio of test share to training share over k-means clusters.
 
-    A client has classes of share `rare` and others of share 1 in training, and the reverse in
-    use, so the true supremum is 1 / rare.
+    It is computed for several numbers of clusters, on data for which the true supremum of the ratio
+    is known. In training, half of the classes are rare: each has only the share `rare` of the rows
+    of any other class. In deployment, the other half is rare. So the true supremum is 1 / rare.
 
     Attributes
     ----------
     images : str
         A data set.
     share : float
-        Take only this share of its classes, for a small version.
+        Share of the rows of every class to use, for a small version.
     rare : float
+        Rows of a rare class over rows of a frequent class, in (0, 1].
     clusters : tuple of int
     published : tuple of float
-        As many, or none.
+        A figure for each number of clusters, or none.
     draws : int
-        Seeds 0, 1, … of rows and clusters.
+        Number of draws of rows and clusters, with seeds 0, 1, …
     """
 
     kind: ClassVar[str] = "k-means-bound"
@@ -93,25 +97,23 @@ class KMeansTable(Study):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}")
         if not self.clusters or min(self.clusters) < 1:
-            raise InputError(
-                f"clusters must be whole numbers of at least 1; got {list(self.clusters)}"
-            )
+            raise InputError(f"clusters must be whole numbers ≥ 1; got {list(self.clusters)}")
         if self.published and len(self.published) != len(self.clusters):
             raise InputError(
-                f"published must have a number for each of {len(self.clusters)} clusters; got "
-                f"{len(self.published)}"
+                "published must have one figure for each entry of clusters, "
+                f"{len(self.clusters)} in all; got {len(self.published)}"
             )
 
     @property
     def source(self) -> str:
-        """The data set it needs."""
+        """The data set that it needs."""
         return self.images
 
     def sheet(self, title: str, *, data_dir: str | os.PathLike[str] | None) -> Sheet:
-        """One row for each number of clusters: published beside the range of our draws."""
+        """A row for each number of clusters: the published figure and the range of our draws."""
         images = thinned(load(self.images, data_dir), self.share)
-        found = np.array([self._draw(images, seed) for seed in range(self.draws)])
-        told = self.published or (None,) * len(self.clusters)
+        bounds = np.array([self._draw(images, seed) for seed in range(self.draws)])
+        theirs = self.published or (None,) * len(self.clusters)
         rows = [
             (
                 str(m),
@@ -120,23 +122,24 @@ class KMeansTable(Study):
                 f"{v.min():.2f} to {v.max():.2f}",
                 str(self.draws),
             )
-            for m, p, v in zip(self.clusters, told, found.T, strict=True)
+            for m, p, v in zip(self.clusters, theirs, bounds.T, strict=True)
         ]
         return Sheet(
             title=title,
             header=("clusters", "published", "ours, middle", "lowest to highest", "n"),
             rows=tuple(rows),
             notes=(
-                f"true supremum {1 / self.rare:g}; the largest ratio of a cluster, no minimum "
-                "count; n draws of rows and of k-means++ starts, one of which a paper prints",
+                f"The true supremum is {1 / self.rare:g}. Figures are the largest ratio over all "
+                "clusters, also those of few rows. Each of n draws has its own rows and k-means++ "
+                "start. The published figures are from one draw.",
             ),
         )
 
     def _draw(self, images: Images, seed: int) -> list[float]:
         rng, classes = np.random.default_rng(seed), images.n_classes
-        law = np.where(np.arange(classes) < classes // 2, self.rare, 1.0)
-        source = _part(*images.train, law, rng) / images.high
-        target = _part(*images.test, law[::-1], rng) / images.high
+        distribution = np.where(np.arange(classes) < classes // 2, self.rare, 1.0)
+        source = _part(*images.train, distribution, rng) / images.high
+        target = _part(*images.test, distribution[::-1], rng) / images.high
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConstantColumns)  # blank border pixels
             bounds = [KMeansBound(m, seed=seed) for m in self.clusters]
@@ -144,25 +147,32 @@ class KMeansTable(Study):
 
 
 def _part(
-    x: npt.NDArray[Any], y: npt.NDArray[Any], law: npt.NDArray[Any], rng: np.random.Generator
+    x: npt.NDArray[Any],
+    y: npt.NDArray[Any],
+    distribution: npt.NDArray[Any],
+    rng: np.random.Generator,
 ) -> FloatArray:
-    """Rows of every class in proportion to a law, as many as the smallest class allows."""
-    each = np.floor(np.bincount(y).min() * law / law.max() + 1e-9).astype(int)
+    """Rows of every class in proportion to a distribution, as many as the smallest class allows."""
+    each = np.floor(np.bincount(y).min() * distribution / distribution.max() + 1e-9).astype(int)
     chosen = [rng.permutation(np.flatnonzero(y == c))[:m] for c, m in enumerate(each)]
     return np.asarray(x[np.concatenate(chosen)].reshape(each.sum(), -1), dtype=np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eigenvalues(Study):
-    """√(λ'_i / λ_i) of every client against the paper's limit, largest eigenvalue first.
+    """The ratios √(λ'_i / λ_i) of every client, and how many let the paper's theorem 2 apply.
+
+    λ_i and λ'_i are the i-th largest eigenvalues of the second moments of training and test rows
+    (`fedshift.theory.eigenvalue_check`).
 
     Attributes
     ----------
     data : table
-        A source and a shift, as [data] of a recipe.
+        A source and a shift, as in [data] of a recipe.
     ridge : float
+        Penalty of the ridge regression in the theorem.
     seed : int
-        Of the split.
+        Seed of the split.
     """
 
     kind: ClassVar[str] = "eigenvalues"
@@ -177,15 +187,15 @@ class Eigenvalues(Study):
 
     @property
     def _data(self) -> Data:
-        return Data.read(self.data, "data", Place())
+        return Data.read(self.data, "data", Location())
 
     @property
     def source(self) -> str | None:
-        """The data set it needs."""
+        """The data set that it needs."""
         return self._data.source
 
     def sheet(self, title: str, *, data_dir: str | os.PathLike[str] | None) -> Sheet:
-        """A row for each client, and the curves of the paper's figures."""
+        """A row for each client, and the curves of the figures in the paper."""
         data = self._data
         federation = data.federation(data.load(data_dir), seed=self.seed)
         spectra = eigenvalue_checks(
@@ -213,27 +223,27 @@ class Eigenvalues(Study):
             header=("client", "directions", "holds", "ratio below 1", "λ vanishes", "largest"),
             rows=tuple(rows),
             notes=(
-                "ratio: √(λ'_i / λ_i), eigenvalues of test and training second moments by rank; "
-                f"the condition holds below (1 + √(1 + 4 ξ_i)) / 2, here {limits.min():.4g} to "
-                f"{limits.max():.4g}; published: all below 1 but where eigenvalues vanish",
+                "Ratio: √(λ'_i / λ_i), for the i-th largest eigenvalues λ_i and λ'_i of the second "
+                "moments of n training rows and of the test rows. Holds: number of i with 0 < ratio"
+                " < limit. The limit is (1 + √(1 + 4 ξ_i)) / 2, with ξ_i = ridge / (ridge + n λ_i):"
+                f" from {limits.min():.4g} to {limits.max():.4g}. Published: all ratios are < 1,"
+                " except where eigenvalues are 0.",
             ),
             figure="√(λ'_i / λ_i)",
             curves=curves,
             curves_over="rank of the eigenvalue",
-            curves_note="Square root of the eigenvalue ratio of every client, largest eigenvalue "
-            "first; left out where the training eigenvalue vanishes.",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic(Study):
-    """What sharing samples costs beside training: the fields of `fedshift.theory.Communication`.
+    """Bytes for shared samples and for training; fields as in `fedshift.theory.Communication`.
 
     Attributes
     ----------
     samples, values, sample_bits, steps, parameters, parameter_bits : int
     published : tuple of str
-        For the samples and for training.
+        Figures for the samples and for training.
     """
 
     kind: ClassVar[str] = "communication"
@@ -247,7 +257,9 @@ class Traffic(Study):
 
     def __post_init__(self) -> None:
         if len(self.published) != 2:
-            raise InputError(f"published must be two texts; got {list(self.published)}")
+            raise InputError(
+                f"published must be two strings (samples, training); got {list(self.published)}"
+            )
         _ = self._cost  # checks
 
     @property
@@ -255,18 +267,18 @@ class Traffic(Study):
         return Communication(**fields_of(self, skip=("published",)))
 
     def sheet(self, title: str, *, data_dir: str | os.PathLike[str] | None) -> Sheet:
-        """Bytes of one client, by what they are for."""
+        """Bytes of one client, by purpose."""
         cost = self._cost
         rows = (
             ("samples for ratios", self.published[0], f"{cost.shared_bytes / 1e6:.2f} MB"),
             ("gradients of training", self.published[1], f"{cost.training_bytes / 1e12:.2f} TB"),
             ("share of samples", "", f"{cost.share:.1e}"),
         )
-        said = (
+        note = (
             f"{self.samples:,} samples of {self.values:,} numbers of {self.sample_bits} bits; "
-            f"{self.steps:,} gradients of {self.parameters:,} numbers of {self.parameter_bits}"
+            f"{self.steps:,} gradients of {self.parameters:,} numbers of {self.parameter_bits} bits"
         )
-        return Sheet(title=title, header=("what", "published", "ours"), rows=rows, notes=(said,))
+        return Sheet(title=title, header=("what", "published", "ours"), rows=rows, notes=(note,))
 
 
 STUDIES: dict[str, type[Study]] = {s.kind: s for s in (KMeansTable, Eigenvalues, Traffic)}
@@ -274,7 +286,7 @@ STUDIES: dict[str, type[Study]] = {s.kind: s for s in (KMeansTable, Eigenvalues,
 
 @dataclass(frozen=True)
 class StudyRecipe:
-    """A study with the words of its file.
+    """A study with its name, title and description.
 
     Attributes
     ----------
@@ -288,8 +300,8 @@ class StudyRecipe:
     study: Study
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], place: Place) -> StudyRecipe:
-        """From a TOML table."""
+    def of(cls, table: Mapping[str, Any], place: Location) -> StudyRecipe:
+        """Read a study from a TOML table."""
         name, title, about, kind = (read_value(str, table.get(w, ""), w, place) for w in _WORDS)
         if kind not in STUDIES:
             raise InputError(f"{place}: study must be {nearest(kind, STUDIES)}")
@@ -299,53 +311,47 @@ class StudyRecipe:
         return cls(name, title, about, make(STUDIES[kind], rest, place, also=_WORDS))
 
     def run(self, out: Path, *, data_dir: str | os.PathLike[str] | None = None) -> Sheet:
-        """Compute, and leave the sheet below `out`."""
+        """Compute the sheet and write it below `out`."""
         title = f"{self.title} ({self.name})" if self.title else self.name
         sheet = self.study.sheet(title, data_dir=data_dir)
         folder = Path(out) / self.name
-        told = {
+        result = {
             "study": self.study.kind,
             "recipe": self.name,
             "parameters": fields_of(self.study),
-            "sheet": sheet.to_dict(),
+            "sheet": asdict(sheet),
         }
         write_json(folder / "environment.json", environment("cpu"))
-        write_json(folder / "result.json", told)
+        write_json(folder / "result.json", result)
         return sheet
 
 
 def load_any(name: str | Path) -> Recipe | StudyRecipe:
-    """A recipe or study that comes with fedshift, by name, or from a .toml file."""
-    path = Path(name) if Path(name).suffix == ".toml" else recipes().get(str(name))
-    if path is not None and path.is_file():
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-            table = {}  # the recipe's own reader says what is wrong
-        if "study" in table:
-            called = name_of(path) if Path(name).suffix == ".toml" else str(name)
-            return StudyRecipe.of({"name": called, **table}, Place(path.name))
-    return Recipe.load(name)
+    """Load a recipe or study that comes with fedshift, by name, or a .toml file."""
+    name, path = locate(name)
+    table = {"name": name, **read_toml(path, "recipe")}
+    kind = StudyRecipe if "study" in table else Recipe
+    return kind.of(table, Location(path.name))
 
 
 def studies_in(*folders: Path) -> list[Sheet]:
-    """Sheets that studies left below folders, each once.
+    """Read the sheets of studies below folders, each once.
 
     Raises
     ------
     InputError
-        If a file has a sheet that cannot be read; names it.
+        If a sheet cannot be read; the message names the file.
     """
     paths = [path for folder in folders for path in sorted(Path(folder).rglob("result.json"))]
     out = []
     for path in {path.resolve(): path for path in paths}.values():
-        told = read_json(path) or {}
-        if "study" in told:
+        result = read_json(path) or {}
+        if "study" in result:
             try:
-                out.append(Sheet.of_dict(told["sheet"]))
+                out.append(Sheet.of_dict(result["sheet"]))
             except (KeyError, TypeError) as error:
                 raise InputError(
-                    f"{path} must be what 'fedshift run' left of a study; got no sheet that can "
-                    f"be read ({error!r}); run it again"
+                    f"{path} must be the result of a study that 'fedshift run' wrote; its sheet "
+                    f"cannot be read ({error!r}); run the study again"
                 ) from None
     return out

@@ -1,10 +1,11 @@
-"""Checkpoints: where a run stands, in one file that is whole or not there.
+"""Checkpoints: the state of a run in one file, which is complete or absent.
 
-A checkpoint is one safetensors file, ``checkpoint-00000120.safetensors`` after round 120: the
-tensors of the `State`, and as JSON in its header the round, the caller's notes, the fingerprint
-of the run and a digest of all of it. It is written beside its place, brought to the disk, and
-renamed; so after ``kill -9`` or a power cut at any moment there is the old one or the new one.
-The two newest are kept, in case the disk damages one.
+A checkpoint is one safetensors file, ``checkpoint-00000120.safetensors`` after round 120. It holds
+the tensors of the `State`. Its header holds, as JSON, the round, the caller's notes, the
+fingerprint of the run (`fingerprint`) and a hash of the file's whole content. The file is written
+under a temporary name, flushed to the disk, and renamed. So after ``kill -9`` or a power cut at any
+moment, the folder holds the old checkpoint or the new one, and the file is complete. The two newest
+checkpoints stay, in case the disk damages one of them.
 """
 
 from __future__ import annotations
@@ -19,17 +20,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedshift.core.files import atomic_path
+from fedshift.core.tensors import separate, write_tensors
 from fedshift.errors import CheckpointError, DamagedCheckpoint, InputError
 from fedshift.federation.task import State, Task
 
 FORMAT = 1
-#: checkpoints kept in a folder
+#: checkpoints that stay in a folder
 KEEP = 2
 #: longest notes, in characters: a safetensors header may hold 100 MB, quotes are escaped
 LONGEST = 40_000_000
@@ -38,23 +38,25 @@ _NAME = re.compile(r"checkpoint-(\d+)\.safetensors")
 
 
 def fingerprint(task: Task, *, data: str | None = None) -> dict[str, str]:
-    """What makes a run this run: two runs with the same one go through the same states.
+    """Return the fingerprint of a run: its settings, and hashes of its data, as text.
 
-    The starting parameters are left out: a resumed run takes them from its checkpoint. Add
-    entries for what else matters (the engine, the device), and take ``plan.iterations`` or
-    ``plan.rounds`` out of what `load` expects to go on for longer.
+    Two runs with the same fingerprint and the same initial parameters compute the same states. The
+    fingerprint has no entry for the initial parameters, because a resumed run reads its parameters
+    from the checkpoint. If the states also depend on other things, such as engine and device, add
+    entries for them. To train for more rounds than planned, remove the entry "plan.iterations" or
+    "plan.rounds" from the `expect` that you pass to `load`.
 
     Parameters
     ----------
     data : str, optional
-        A hash of the inputs x, if the caller has one; else all of x is hashed (about a second
-        a gigabyte).
+        Hash of the inputs x (features of all rows), if the caller already has it. By default all
+        of x is hashed, which takes about a second per gigabyte.
 
     Returns
     -------
     dict of str to str
-        "clients", "rows", "parameters", "dtype", "loss", "labels", "weights", "inputs", and
-        "plan" with "plan.lr" … for every field.
+        Entries "clients", "rows", "parameters", "dtype", "loss", "labels", "weights", "inputs",
+        "plan" (the type of the plan), and one entry such as "plan.lr" for every field of the plan.
     """
     layouts = (task.layout, task.local_layout, task.stats_layout)
     shapes = [(n, tuple(shape)) for layout in layouts for n, shape in layout.shapes.items()]
@@ -84,28 +86,30 @@ def save(
     *,
     fingerprint: Mapping[str, str],
 ) -> Path:
-    """Write a checkpoint, then remove all but it and the newest one before it.
+    """Write a checkpoint, and remove old ones.
 
-    A folder belongs to one run. Files of later rounds are removed too: who saves round 10 has
-    seen that they do not read whole, or begins anew.
+    A folder belongs to one run. This checkpoint and the newest checkpoint of an earlier round stay;
+    all other checkpoints in the folder are removed. If the folder has checkpoints of later rounds,
+    they are left over from before: the run could not read them, or it was started again from the
+    beginning.
 
     Parameters
     ----------
     folder : path
-        Made if it is not there.
+        Created if it does not exist.
     state : State
-        Tensors of any type but complex, on any device.
+        Its tensors may be of any type but complex, on any device.
     meta : mapping, optional
-        Notes that JSON can hold: the ledger's records, the history.
+        The caller's notes in JSON types, such as the ledger's records and the losses so far.
     fingerprint : mapping of str to str
-        Of the run (`fingerprint`), compared when it is resumed.
+        Fingerprint of the run (`fingerprint`); `load` compares it when the run resumes.
 
     Raises
     ------
     InputError
         If `meta` is not JSON or longer than `LONGEST`.
     OutputError
-        If the folder is read-only or the disk full; earlier checkpoints stay as they are.
+        If the folder is read-only or the disk is full. Earlier checkpoints stay unchanged.
     """
     folder = Path(folder)
     notes = {
@@ -118,21 +122,18 @@ def save(
         text = json.dumps(notes, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"the notes of a checkpoint must be JSON: {error}; give plain numbers, text, lists "
+            f"the notes of a checkpoint must be JSON: {error}; pass plain numbers, text, lists "
             "and dicts, and None for NaN"
         ) from None
     if len(text) > LONGEST:
         raise InputError(
             f"the notes of a checkpoint must be shorter than {LONGEST:,} characters; got "
-            f"{len(text):,}; keep long histories in a file of their own"
+            f"{len(text):,}; write long histories to a file of their own"
         )
-    tensors = _own_memory(state.tensors)
+    tensors = separate(state.tensors)
     header = {"fedshift": text, "digest": _content_digest(text, tensors)}
     path = folder / f"checkpoint-{state.round:08d}.safetensors"
-    # not safetensors' own save_file: it writes through a temporary file that a kill leaves under
-    # a name nobody can tell, and hides the disk's errors from `atomic_path`
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save(tensors, header))
+    write_tensors(path, tensors, header)
     _tidy(folder, path)
     return path
 
@@ -140,56 +141,56 @@ def save(
 def load(
     folder: str | Path, *, expect: Mapping[str, str] | None
 ) -> tuple[State, dict[str, Any]] | None:
-    """The newest checkpoint that reads whole, or None if the folder has none.
+    """Read the newest undamaged checkpoint; return None if the folder has no checkpoint.
 
     Parameters
     ----------
     expect : mapping of str to str or None
-        Entries of the fingerprint that must be the same; None takes any run's checkpoint.
+        Entries of the fingerprint that the checkpoint must have. None accepts any checkpoint.
 
     Returns
     -------
     (State, dict) or None
-        The state, bit for bit, on the CPU, and the notes.
+        The state on the CPU, bit for bit as it was saved, and the caller's notes (`meta`).
 
     Warns
     -----
     DamagedCheckpoint
-        For each newer checkpoint that was skipped.
+        For each damaged checkpoint that was skipped.
 
     Raises
     ------
     CheckpointError
-        If the checkpoint belongs to another run (says what differs), was written by a newer
-        fedshift, or none of several reads whole.
+        If the checkpoint belongs to another run (the error names what differs), if a newer
+        fedshift wrote it, or if all checkpoints are damaged.
     """
-    paths = _found(Path(folder))
+    paths = _checkpoints(Path(folder))
     for path in reversed(paths):
         try:
             tensors, notes = _read(path)
         except (SafetensorError, OSError, ValueError) as error:
             warnings.warn(
-                f"checkpoint {path} does not read whole ({error}); taking the one before it",
+                f"checkpoint {path} is damaged ({error}); the next older checkpoint is tried",
                 DamagedCheckpoint,
                 stacklevel=2,
             )
             continue
         if notes["format"] > FORMAT:
             raise CheckpointError(
-                f"checkpoint {path} has format {notes['format']}; this fedshift reads up to "
-                f"{FORMAT}; install the newer fedshift that wrote it"
+                f"checkpoint {path} has format {notes['format']}; this fedshift reads formats "
+                f"up to {FORMAT}; install the newer fedshift that wrote it"
             )
         _compare(path, notes["fingerprint"], expect or {})
         return State(notes["round"], tensors), notes["meta"]
     if paths:
         raise CheckpointError(
-            f"none of the {len(paths)} checkpoints in {folder} reads whole; look at the disk, "
-            "then remove them to begin anew"
+            f"every checkpoint in {folder} is damaged ({len(paths)} in all); check the disk, then "
+            "remove the checkpoints to start the run again"
         )
     return None
 
 
-def _found(folder: Path) -> list[Path]:
+def _checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in a folder, oldest round first."""
     matches = ((_NAME.fullmatch(p.name), p) for p in folder.glob("checkpoint-*.safetensors"))
     return [p for _, p in sorted((int(m[1]), p) for m, p in matches if m)]
@@ -199,7 +200,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and notes; ValueError if they are not what was written."""
     with safe_open(path, framework="pt", device="cpu") as file:
         header = file.metadata() or {}
-        # copies: the mapped file goes when the next checkpoint is written
+        # copies: the mapped file is removed when the next checkpoint is written
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     if "fedshift" not in header:
         raise ValueError("no fedshift header")
@@ -209,42 +210,31 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, notes
 
 
-def _compare(path: Path, found: Mapping[str, str], expect: Mapping[str, str]) -> None:
+def _compare(path: Path, actual: Mapping[str, str], expect: Mapping[str, str]) -> None:
     different = [
-        f"{name} is {value} in this run, {found.get(name, 'not there')} in the checkpoint"
+        f"{name} is {value} in this run, {actual.get(name, 'not there')} in the checkpoint"
         for name, value in expect.items()
-        if found.get(name) != value
+        if actual.get(name) != value
     ]
     if different:
         raise CheckpointError(
             f"checkpoint {path} belongs to another run: {'; '.join(different)}; give another "
-            "folder, or remove this one to begin anew"
+            "folder, or remove this folder to start again"
         )
 
 
-def _own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU, none sharing memory with another, as safetensors wants."""
-    out, seen = {}, set()
-    for name, t in sorted(tensors.items()):
-        t = t.detach().cpu().contiguous()
-        where = t.untyped_storage().data_ptr()
-        out[name] = t.clone() if where in seen else t
-        seen.add(where)
-    return out
-
-
 def _tidy(folder: Path, path: Path) -> None:
-    """Leave the new checkpoint and those before it, and nothing half-written by a killed run."""
-    paths = _found(folder)
+    """Remove temporary files, and all checkpoints but the new one and the one before it."""
+    paths = _checkpoints(folder)
     last = paths.index(path)
-    kept = paths[max(0, last + 1 - KEEP) : last + 1]
-    for old in {*paths, *folder.glob(".checkpoint-*.safetensors.*")} - set(kept):
-        with contextlib.suppress(OSError):  # one too many does no harm
+    keep = paths[max(0, last + 1 - KEEP) : last + 1]
+    for old in {*paths, *folder.glob(".checkpoint-*.safetensors.*")} - set(keep):
+        with contextlib.suppress(OSError):  # one file too many does no harm
             old.unlink(missing_ok=True)
 
 
 def _content_digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """Of everything in a checkpoint: the disk may change a bit where no length changes."""
+    """Digest of everything in a checkpoint, so that a flipped bit is detected."""
 
     def parts() -> Iterable[Any]:
         yield text.encode()
@@ -263,7 +253,7 @@ def _digest(parts: Iterable[Any]) -> str:
 
 
 def _blocks(t: Tensor, size: int = 1 << 26) -> Iterable[Any]:
-    """The bytes of a tensor, a block at a time, so that one on a GPU need not fit twice."""
+    """The bytes of a tensor in blocks, so that one on a GPU need not fit twice."""
     flat = t.detach().reshape(-1).view(torch.uint8)
     for start in range(0, len(flat), size):
         yield flat[start : start + size].cpu().numpy()

@@ -1,4 +1,4 @@
-"""What travels instead of a full vector, and how many bytes that is."""
+"""Compression of the vectors that clients and server send, and their size in bytes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,20 @@ def compress(
     client: str,
     number: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """The vector the other side reads, and what is left for the next round (not with `QSGD`).
+    """Return the vector that the receiver reads, and the compression error for the next round.
+
+    The error is the part of the vector that compression left out. It is added to the client's
+    vector of the next round (error feedback). With `QSGD` the error is None.
 
     Parameters
     ----------
     vector : Tensor (P,)
+        Vector to compress, P numbers.
     error : Tensor (P,) or None
-        Left over from the client's last round.
-    number : int
-        The round, for random rounding.
+        Compression error of the client's last round.
+    seed, client, number : int, str, int
+        Seed of the plan, name of the client and number of the round. They determine the random
+        rounding of `QSGD`.
     """
     if not isinstance(scheme, QSGD):
         whole = vector if error is None else vector + error
@@ -58,7 +63,7 @@ def _largest(scheme: TopK, whole: Tensor) -> Tensor:
 
 
 def _signs(scheme: Sign, whole: Tensor) -> Tensor:
-    """± the mean size of a number's block; zero counts as positive."""
+    """± the mean size of a number's block; zero is positive."""
     size, count = len(whole), -(-len(whole) // scheme.block)
     padded = torch.nn.functional.pad(whole, (0, count * scheme.block - size))
     total = padded.view(count, -1).abs().sum(1)
@@ -69,7 +74,11 @@ def _signs(scheme: Sign, whole: Tensor) -> Tensor:
 
 
 def show(scheme: Compression, tensors: Mapping[str, Tensor]) -> Tensor:
-    """What clients are told of how far the server moved, C(θ − θ̂); θ̂ moves on by it, in place."""
+    """Return the compressed change C(θ − θ̂) that clients receive, and add it to θ̂ in place.
+
+    θ are the server's parameters (``tensors["params"]``), θ̂ the parameters that the clients hold
+    (``tensors["shown"]``), and C is the compression.
+    """
     sent, _ = compress(
         scheme, tensors["params"] - tensors["shown"], None, seed=0, client="", number=0
     )
@@ -78,14 +87,14 @@ def show(scheme: Compression, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def unit(scheme: Compression, vector: Tensor) -> float:
-    """What the numbers that stand for a vector are multiples of (QSGD); 0 otherwise."""
+    """Return the number of which every entry compressed by QSGD is a multiple; 0 without QSGD."""
     if not isinstance(scheme, QSGD):
         return 0.0
     return float(torch.linalg.vector_norm(vector) / scheme.levels)
 
 
 def pack(scheme: Compression | None, sent: Tensor, unit: float) -> dict[str, Array]:
-    """The arrays in which a compressed vector travels; `unpack` gives it back bit for bit."""
+    """Return arrays that encode a compressed vector; `unpack` restores the vector bit for bit."""
     if scheme is None:
         return {"update": sent.cpu().numpy()}
     if isinstance(scheme, TopK):
@@ -106,12 +115,12 @@ def pack(scheme: Compression | None, sent: Tensor, unit: float) -> dict[str, Arr
 
 
 def unpack(scheme: Compression | None, arrays: Mapping[str, Array], size: int) -> Tensor:
-    """The vector (size,) of `pack`.
+    """Decode the vector (size,) that `pack` encoded.
 
     Raises
     ------
     ValueError
-        If arrays are missing, of another shape, or point outside the vector.
+        If an array is missing, does not fit `size`, or has positions outside the vector.
     """
     update = torch.tensor(_vector(arrays, "update", "f"))
     if scheme is None:
@@ -119,37 +128,37 @@ def unpack(scheme: Compression | None, arrays: Mapping[str, Array], size: int) -
     if isinstance(scheme, TopK):
         at = _vector(arrays, "at", "u").astype(np.int64)
         if len(at) != len(update) or len(at) > _count(scheme, size):
-            raise ValueError(f"{len(at)} places for {len(update)} numbers")
+            raise ValueError(f"got {len(at)} positions, which do not fit {len(update)} numbers")
         if len(at) and (at.max() >= size or len(np.unique(at)) < len(at)):
-            raise ValueError(f"places must be different and below {size}")
-        out = torch.zeros(size, dtype=update.dtype)
-        out[torch.as_tensor(at)] = update
-        return out
+            raise ValueError(f"positions must be different and below {size}")
+        return torch.zeros(size, dtype=update.dtype).index_put((torch.as_tensor(at),), update)
     packed = _vector(arrays, "bits", "u")
     if isinstance(scheme, Sign):
         blocks, count = -(-size // scheme.block), math.ceil(size / 8)
         if len(update) != blocks or len(packed) != count or packed.itemsize != 1:
-            raise ValueError(f"{len(update)} sizes and {len(packed)} bytes for {size} numbers")
+            raise ValueError(
+                f"{len(update)} block means and {len(packed)} sign bytes do not fit {size} numbers"
+            )
         each = update.repeat_interleave(scheme.block)[:size]
         positive = torch.as_tensor(np.unpackbits(packed, count=size).astype(bool))
         return torch.where(positive, each, -each)
     width = _bits(scheme)
     if len(update) != 1 or len(packed) != math.ceil(size * width / 8) or packed.itemsize != 1:
-        raise ValueError(f"{len(packed)} bytes for {size} numbers of {width} bits")
+        raise ValueError(f"{len(packed)} bytes do not fit {size} numbers of {width} bits")
     bits = np.unpackbits(packed)[: size * width].reshape(size, width)
     whole = (bits.astype(np.int64) << np.arange(width)).sum(axis=1) - scheme.levels
     if np.abs(whole).max(initial=0) > scheme.levels:
-        raise ValueError(f"levels above {scheme.levels}")
+        raise ValueError(f"a level must be at most {scheme.levels}; got a larger one")
     return torch.as_tensor(whole).to(update.dtype) * update
 
 
 def _vector(arrays: Mapping[str, Array], name: str, kind: str) -> Array:
-    """An array with one axis, of a kind of number: "f" float, "u" unsigned."""
+    """An array with one axis and numbers of a kind: "f" float, "u" unsigned."""
     if name not in arrays:
         raise ValueError(f"array {name!r} is missing")
     a = arrays[name]
     if a.ndim != 1 or a.dtype.kind != kind:
-        raise ValueError(f"array {name!r} has shape {a.shape} and type {a.dtype}")
+        raise ValueError(f"array {name!r} has wrong shape {a.shape} or type {a.dtype}")
     return a
 
 
@@ -160,8 +169,10 @@ def _bits(scheme: QSGD) -> int:
 def sent_bytes(scheme: Compression | None, size: int, itemsize: int) -> int:
     """Bytes of a vector of `size` numbers on the wire.
 
-    Top-k sends pairs (index, number) with 4-byte indices; QSGD the length and ⌈log₂(2s + 1)⌉
-    bits a number; signs one bit a number and a number a block.
+    `itemsize` is the number of bytes of a number. `TopK` sends pairs (index, number) with 4-byte
+    indices. `QSGD` sends one number (the Euclidean norm divided by s = `levels`), and
+    ⌈log₂(2s + 1)⌉ bits for every entry of the vector. `Sign` sends one bit for every entry, and one
+    mean absolute value for every block of entries.
     """
     if scheme is None:
         return size * itemsize

@@ -1,4 +1,4 @@
-"""A model and its ridge chosen by weighted cross-validation, then trained on all rows."""
+"""Choose the ridge penalty by weighted cross-validation, then train with it on all rows."""
 
 from __future__ import annotations
 
@@ -22,37 +22,40 @@ from fedshift.federation.task import Task
 from fedshift.learn.evaluate import per_row, predict
 from fedshift.learn.models import MLP, Linear, build
 
-#: models for tables and the ridges each is tried with, from strong to weak
+#: models for tables, each with the ridge penalties to try, from strong to weak
 MODELS: dict[str, tuple[Callable[[tuple[int, ...], int], nn.Module], tuple[float, ...]]] = {
     "linear": (Linear, (1.0, 0.1, 0.01, 0.001)),
     "mlp": (partial(MLP, hidden=(32,)), (0.03, 0.01, 0.003)),
 }
 
-#: rows from which on a linear model is tried with a weaker ridge too
+#: rows from which a linear model also tries a weaker ridge
 MANY, WEAK = 1000, 1e-4
 
 Folds = Mapping[str, npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
-    """A model trained on all rows, and what it says of rows it has not seen.
+class CrossFittedModel:
+    """A model trained on all rows, with held-out scores from cross-validation.
+
+    C is the number of classes, and n_k the number of training rows of client k.
 
     Attributes
     ----------
     module : Module
-        Of the rows as they were given.
+        Model trained on all rows with the penalty `ridge`.
     model : str
+        Name of the model in `MODELS`.
     ridge : float
-        Of lowest weighted cross-validated loss.
+        Ridge penalty with the lowest weighted cross-validated loss.
     risk : float
-        That loss.
+        Weighted cross-validated loss with the penalty `ridge`.
     parts : tuple of Module
-        Trained without each fold, with the same ridge.
+        One model for each fold, trained without the rows of this fold, with the penalty `ridge`.
     held_out : mapping of client to ndarray (n_k, C)
-        Scores of every training row by the part that has not seen it.
+        Scores of every training row from the model in `parts` that was trained without the row.
     losses : mapping of client to ndarray (n_k,)
-        Of these scores.
+        Loss of every training row, computed from its held-out scores.
     """
 
     module: nn.Module
@@ -64,14 +67,16 @@ class Fit:
     losses: Mapping[str, Float64Array]
 
     def __repr__(self) -> str:
-        return f"Fit({self.model}, ridge {self.ridge:g}, held-out loss {self.risk:.4g})"
+        return f"CrossFittedModel({self.model}, ridge {self.ridge:g}, risk {self.risk:.4g})"
 
 
 def make_folds(labels: Mapping[str, npt.NDArray[Any]], *, count: int, seed: int) -> Folds:
-    """A fold for every row, such that each class is spread evenly over them across all clients.
+    """Assign every row to one of `count` folds.
 
-    A class of which every client has one row is then missing from no fold's training part. Class
-    counts leave the clients for it; numbers (regression) count as one class.
+    The rows of each class, of all clients together, are spread evenly over the folds. So each
+    client may have only one row of a class: whichever fold is held out, the other folds still have
+    rows of this class. For this, clients send their class counts. In regression, all rows count as
+    one class.
     """
     begin: dict[Any, int] = {}
     out = {}
@@ -99,20 +104,24 @@ def cross_fit(
     seed: int = 0,
     ledger: Ledger | None = None,
     phase: str = "train.model",
-) -> Fit:
-    """Choose the ridge by weighted cross-validation and train on all rows with it.
+) -> CrossFittedModel:
+    """Choose the ridge penalty by weighted cross-validation, then train with it on all rows.
 
     Parameters
     ----------
     federation : Federation
-        With scaled columns.
+        Its feature columns should have similar scales, because the penalty is the same for all.
     weights : mapping of client to (n_k,), optional
-        All 1 if left out.
+        Importance weights of the n_k training rows of every client; all 1 by default.
     fold : mapping of client to (n_k,)
-        Numbers from 0; see `make_folds`. A client all of whose rows are in one sits out there.
+        Fold of every row, numbered from 0; see `make_folds`. A client whose rows are all in one
+        fold takes no part in training the model that leaves this fold out.
     model : {"linear", "mlp"}
     classes : int
-        1 in regression.
+        Number of classes; 1 in regression.
+    ridges : sequence of float, optional
+        Penalties to try, from strong to weak. By default the penalties of the model in `MODELS`; a
+        linear model with 1,000 rows or more also tries 1e-4.
     """
     make, path = MODELS[model]
     if model == "linear" and sum(len(f) for f in fold.values()) >= MANY:
@@ -132,14 +141,14 @@ def cross_fit(
     parts = [train({n: f != j for n, f in fold.items()}, path) for j in range(count)]
     scores = [_held_out(federation, fold, parts, i, classes) for i in range(len(path))]
     losses = [_losses(federation, s, loss) for s in scores]
-    risks = [_risk(found, weights) for found in losses]
-    for c in federation:  # sums of losses and of weights, of which these are made
+    risks = [_risk(values, weights) for values in losses]
+    for c in federation:  # sums of losses and of weights, from which the risks follow
         ledger.add(c.name, phase, up=8 * (len(path) + 1))
     best = int(np.argmin(risks))
-    first = 0 if model == "linear" else best  # a linear path starts warm
+    first = 0 if model == "linear" else best  # a linear path starts from the ridge before
     everything = {n: np.ones(len(f), dtype=bool) for n, f in fold.items()}
     whole = train(everything, path[first : best + 1])
-    return Fit(
+    return CrossFittedModel(
         whole.module(-1),
         model,
         path[best],
@@ -187,7 +196,7 @@ def _held_out(
 
 
 def scores_of(module: nn.Module, x: npt.ArrayLike) -> Float64Array:
-    """Scores (n, C) of rows."""
+    """Return the scores of n rows for C classes, (n, C)."""
     rows = torch.tensor(np.asarray(x), dtype=torch.float64)
     return np.asarray(predict(module, rows, batch_size=65_536).numpy())
 
@@ -199,7 +208,7 @@ def _losses(
 
 
 def _risk(losses: Mapping[str, Float64Array], weights: Mapping[str, Float64Array] | None) -> float:
-    """Weighted mean held-out loss; every client counts by its coverage."""
+    """Weighted mean held-out loss; a client's weight is its coverage."""
     w = {n: np.ones(len(v)) for n, v in losses.items()} if weights is None else weights
     top = sum(float((w[n] * v).mean()) for n, v in losses.items())
     return top / sum(float(w[n].mean()) for n in losses)

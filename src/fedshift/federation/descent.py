@@ -1,9 +1,9 @@
-"""Small models trained to the end: every round a gradient of all rows, the server steps by L-BFGS.
+"""Train small models to convergence by L-BFGS on the server, with gradients of all rows.
 
-Tables of a few thousand rows and models of a few thousand numbers need no mini-batches. Every
-client sends the loss and the gradient of all its rows, and the server, which remembers the last
-steps, takes one that knows the curvature. A linear model is at its optimum after some tens of
-rounds, whatever the scale of the weights, with no learning rate to choose.
+Tables of a few thousand rows and models of a few thousand parameters need no mini-batches. Every
+round, every client sends the loss and the gradient of all its rows. The server estimates the
+curvature from its last steps. A linear model reaches its optimum after some tens of rounds,
+whatever the scale of the weights. There is no learning rate to choose.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ from fedshift.learn.norm import norm_layers
 #: parameters (P,) ↦ loss and gradient (P,)
 Value = Callable[[Float64Array], tuple[float, Float64Array]]
 
-#: steps whose curvature the server remembers
+#: steps from which the server estimates the curvature
 MEMORY = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """Where a descent ended.
+    """Result of training by L-BFGS with one ridge penalty (`descend`).
 
     Attributes
     ----------
     state : State
-        Parameters that `Task.module` takes.
+        Parameters; `Task.module` makes the model from them.
     ridge : float
+        Ridge penalty ρ.
     loss : float
-        Weighted mean loss, without the penalty.
+        Weighted mean loss of all rows, without the penalty.
     rounds : int
-        Gradients every client sent.
+        Number of gradients that every client sent.
     converged : bool
+        Whether the optimiser reported convergence.
     """
 
     state: State
@@ -61,40 +63,45 @@ class Descent:
 def descend(
     task: Task, *, ridges: Sequence[float], rounds: int = 300, tol: float = 1e-5
 ) -> list[Descent]:
-    r"""Minimise the weighted loss of all clients for every ridge of a path.
+    r"""Minimise the weighted loss of all clients for every ridge penalty in a sequence.
 
     .. math:: J(θ) = \frac{Σ_k λ_k \frac1{n_k} Σ_i w_i ℓ_i(θ)}{Σ_k λ_k \frac1{n_k} Σ_i w_i}
               + \frac{ρ}{2} ‖W‖²
 
-    W are the matrices of θ; biases are free. What divides the clients' sums is one number for all
-    of them, so all weights × c have the same optimum and a client counts by its coverage.
+    λ_k is the weight of client k in the plan, n_k its number of rows, w_i the importance weight and
+    ℓ_i the loss of row i, and ρ the ridge penalty. θ are the model's parameters, and W its weight
+    matrices; biases have no penalty. The denominator is the same for all clients. So multiplying
+    all weights by a constant does not change the optimum. A client's share in the objective is
+    proportional to λ_k and to its mean importance weight.
 
     Parameters
     ----------
     task : Task
-        The plan's client weights λ_k are used, its batches and server rule are not.
+        Its plan gives the client weights λ_k; the plan's batches and optimiser are not used.
     ridges : sequence of float
-        ρ ≥ 0, from strong to weak: a linear model starts where the one before ended.
+        Penalties ρ ≥ 0, from strong to weak. A linear model starts at the optimum of the previous
+        penalty.
     rounds : int
-        At most, for each ridge.
+        Largest number of rounds for each penalty.
     tol : float
-        Largest entry of the gradient at the end.
+        Training ends when every entry of the gradient is at most `tol` in absolute value, or when a
+        step lowers the loss by less than about `tol`².
     """
     if task.plan.tail or task.plan.importance == "logits":
         raise InputError(
-            "a descent multiplies plain losses by weights; take tail=0 and importance='loss' in "
-            "the plan"
+            f"L-BFGS cannot use tail above 0 or importance='logits'; got tail={task.plan.tail}, "
+            f"importance={task.plan.importance!r}; set tail=0 and importance='loss' in the plan"
         )
     if norm_layers(task.model):
-        raise InputError("a descent needs a model without BatchNorm; take model='linear' or 'mlp'")
+        raise InputError("L-BFGS needs a model without BatchNorm; take model='linear' or 'mlp'")
     plain = isinstance(task.model, Linear)
     value = (_linear if plain else _differentiated)(task)
     shapes = task.layout.shapes.values()
     matrix = np.concatenate([np.full(s.numel(), float(len(s) > 1)) for s in shapes])
     at = begin = task.begin().tensors["params"].double().numpy()
-    found = []
+    descents = []
     for ridge in ridges:
-        # a strong ridge may have put a network's hidden units to sleep: begin anew
+        # a strong ridge may leave a network's hidden units at zero: start again
         at = at if plain else begin
         end = minimize(
             _pulled,
@@ -107,18 +114,18 @@ def descend(
                 "maxfun": rounds,
                 "maxiter": rounds,
                 "gtol": tol,
-                "ftol": tol * tol,  # near the end the loss moves by the square of the gradient
+                "ftol": tol * tol,  # near the end the loss changes by the square of the gradient
             },
         )
         if not np.isfinite(end.fun):
             raise TrainingDiverged(
-                f"the loss became {end.fun} with ridge {ridge:g}; look for columns of huge values"
+                f"the loss became {end.fun} with ridge {ridge:g}; check features for huge values"
             )
         at = np.asarray(end.x)
         loss = float(end.fun - ridge / 2 * matrix @ np.square(at))
         state = State(int(end.nfev), {"params": torch.as_tensor(at, dtype=task.x.dtype)})
-        found.append(Descent(state, float(ridge), loss, int(end.nfev), bool(end.success)))
-    return found
+        descents.append(Descent(state, float(ridge), loss, int(end.nfev), bool(end.success)))
+    return descents
 
 
 def _pulled(at: Float64Array, value: Value, pull: Float64Array) -> tuple[float, Float64Array]:
@@ -148,7 +155,7 @@ def _differentiated(task: Task) -> Value:
 
 
 def _linear(task: Task) -> Value:
-    """The same for a linear model, in closed form: several times faster on small tables."""
+    """Loss and gradient of a linear model in closed form; faster on small tables."""
     part = row_shares(task)
     x = task.x.flatten(1).double().numpy()
     y = task.y.numpy()
@@ -176,19 +183,26 @@ def _linear(task: Task) -> Value:
 
 
 def row_shares(task: Task) -> Float64Array:
-    """λ_k w_i / n_k of every row over their sum, (N,)."""
+    """Return the share of each of the N rows in the objective of `descend`, (N,).
+
+    The share of row i of client k is λ_k w_i / n_k, divided by the sum of this over all rows. λ_k,
+    w_i and n_k are as in `descend`.
+    """
     sizes = np.diff(task.start)
     v = task.weight.double().cpu().numpy() * np.repeat(task.share / sizes, sizes)
     if not v.sum() > 0:
         raise InputError(
-            "some row must count; got a weight of 0 for every row of every client; look at the "
+            "some row must have a weight above 0; got 0 for every row of every client; check the "
             "ratios, or train without weights"
         )
     return np.asarray(v / v.sum())
 
 
 def book(ledger: Ledger, task: Task, descents: Sequence[Descent], *, phase: str) -> None:
-    """Add to a ledger what clients sent: a gradient and a loss every round, once their weight."""
+    """Add the bytes that clients sent and received to a ledger.
+
+    Clients send the gradient and the loss in every round, and their total weight only once.
+    """
     size, rounds = task.x.element_size(), sum(d.rounds for d in descents)
     for name, share in zip(task.names, task.share, strict=True):
         if share > 0:

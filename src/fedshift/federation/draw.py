@@ -1,8 +1,8 @@
-"""Every random choice of a run, from one seed and no memory.
+"""Random choices of a run: all are computed from one seed, without a generator's state.
 
-A choice is a hash of what it is for (seed, client, round, …), so any engine, on any device and
-after any interruption, draws the same batches, participants and crops, and adding or reordering
-clients changes nothing for the others.
+A choice is a hash of its name: the seed, the kind of choice, the client, the round and so on. So
+every engine draws the same batches, participants and crops, on every device and also after an
+interruption. Adding or reordering clients does not change the choices of the other clients.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def key(seed: int, *parts: str | int) -> np.uint64:
-    """A 64-bit name of a stream of choices."""
+    """Return the 64-bit key of a sequence of random choices, named by the seed and the parts."""
     text = "\x1f".join(map(str, (seed, *parts)))
     return np.uint64(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()))
 
 
 def mix(words: Words) -> Words:
-    """Scramble 64-bit words, each on its own, without collisions (the finaliser of splitmix64)."""
+    """Scramble each 64-bit word; different words stay different (the finaliser of splitmix64)."""
     with np.errstate(over="ignore"):
         z = words * np.uint64(1)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -37,7 +37,10 @@ def mix(words: Words) -> Words:
 
 
 def words(name: np.uint64 | Words, *counters: int | Index) -> Words:
-    """Random words at counters, which broadcast: ``words(k, round, arange(n))`` has shape (n,)."""
+    """Return random 64-bit words for a key (`name`) and counters.
+
+    Counters broadcast as numpy arrays do: ``words(k, round, arange(n))`` has shape (n,).
+    """
     with np.errstate(over="ignore"):
         out = np.asarray(name, dtype=np.uint64)
         for counter in counters:
@@ -46,31 +49,33 @@ def words(name: np.uint64 | Words, *counters: int | Index) -> Words:
 
 
 def uniform(name: np.uint64 | Words, *counters: int | Index) -> Float64Array:
-    """Numbers in [0, 1), as `words`."""
+    """Return random numbers, uniform in [0, 1), in the shape that `words` returns."""
     return np.asarray((words(name, *counters) >> np.uint64(11)) * 2.0**-53)
 
 
 def permutation(name: np.uint64, counter: int, n: int) -> Index:
-    """An order of 0 … n − 1."""
+    """Return the numbers 0 … n − 1 in random order."""
     return np.argsort(words(name, counter, np.arange(n)), kind="stable")
 
 
-class Rows:
-    """Which rows of a client make up a batch.
+class BatchRows:
+    """The rows of a client's batches.
 
-    Without weights the rows are shuffled and dealt epoch by epoch, so each is met once an epoch;
-    batch b holds positions b·B … (b + 1)·B − 1 of the endless sequence. With weights every row
-    is drawn with probability ∝ its weight, with replacement.
+    Without weights, the rows are shuffled anew for every epoch, so each row occurs once per epoch.
+    The shuffled epochs, one after the other, form an endless sequence. With batch size B, batch b
+    is the rows at positions b·B … (b + 1)·B − 1 of this sequence. With weights, rows are drawn with
+    replacement, with probabilities proportional to the weights.
 
     Parameters
     ----------
     seed : int
     client : str
     n : int
-        Rows of the client.
+        Number of rows of the client.
     batch_size : int
         May be larger than n.
     weight : float array (n,), optional
+        Weights of the rows.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class Rows:
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def batches(self, first: int, count: int) -> Index:
-        """Rows of batches `first` … `first + count − 1`, shape (count, B)."""
+        """Return positions of the rows of batches `first` … `first + count − 1`, (count, B)."""
         start = first * self.batch_size
         total = count * self.batch_size
         if self._steps is not None:
@@ -102,14 +107,26 @@ class Rows:
 
 
 class Lottery:
-    """Which m of K clients take part in a round, all equally likely."""
+    """Draws m of all clients for every round; all subsets of m clients are equally likely.
+
+    Parameters
+    ----------
+    seed : int
+    clients : sequence of str
+        Names of all clients.
+    count : int
+        Number m of clients that are drawn for each round.
+    """
 
     def __init__(self, seed: int, clients: Sequence[str], count: int) -> None:
         self._keys = np.array([key(seed, "lottery", c) for c in clients], dtype=np.uint64)
         self.count = count
 
     def draw(self, first: int, count: int) -> Index:
-        """Positions of the clients of `count` rounds, (count, m), each round's in order."""
+        """Return positions of the m clients of each of `count` rounds, sorted, (count, m).
+
+        The first of these rounds has number `first`.
+        """
         if self.count >= len(self._keys):
             return np.tile(np.arange(len(self._keys)), (count, 1))
         number = np.arange(first, first + count, dtype=np.uint64)[:, None]

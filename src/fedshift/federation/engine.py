@@ -1,4 +1,4 @@
-"""The small interface every engine has, and what a run of rounds reports."""
+"""The base class of the engines that train, and the log of successive rounds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fedshift.federation.task import State, Task
 
 @dataclass(frozen=True)
 class Log:
-    """What happened in some rounds.
+    """Participants and losses of several successive rounds.
 
     Attributes
     ----------
     first : int
         Number of the first round.
     clients : int array (rounds, m)
-        Who took part, as positions.
+        Positions of the m participants of every round.
     losses : float array (rounds, m, steps)
-        Mean weighted loss of every batch, before the step.
+        Mean weighted loss of the batch of every step in a round, computed before the step.
     """
 
     first: int
@@ -32,26 +32,26 @@ class Log:
     losses: npt.NDArray[np.float64]
 
     def check(self, task: Task) -> None:
-        """Raise if a loss is not finite, and say whose, when and in which batch."""
+        """Raise if a loss is not finite; the error names client, round and batch."""
         bad = ~np.isfinite(self.losses)
         if bad.any():
             i, j, s = (int(v) for v in np.argwhere(bad)[0])
             client = task.names[int(self.clients[i, j])]
             raise TrainingDiverged(
                 f"the loss became {self.losses[i, j, s]} for client {client!r} in round "
-                f"{self.first + i}, batch {s} of {self.losses.shape[2]}; the last checkpoint is "
-                "kept; lower the learning rate, clip the weights, or look at that client's rows"
+                f"{self.first + i}, batch {s} of {self.losses.shape[2]}; the last checkpoint "
+                "remains; lower the learning rate, clip the weights, or check the client's rows"
             )
 
 
 class Engine(ABC):
-    """Anything that can run a plan.
+    """Base class of the engines, which run the rounds of a plan.
 
     Parameters
     ----------
     task : Task
     state : State, optional
-        Where to go on; the beginning if left out.
+        State from which the run continues; the task's initial state by default.
     """
 
     def __init__(self, task: Task, state: State | None = None) -> None:
@@ -60,24 +60,24 @@ class Engine(ABC):
 
     @abstractmethod
     def _load(self, state: State) -> None:
-        """Take a state over."""
+        """Continue from a state."""
 
     @abstractmethod
     def _advance(self, rounds: int) -> Log:
-        """Run rounds without looking at the losses."""
+        """Run rounds without checking the losses."""
 
     @property
     @abstractmethod
     def state(self) -> State:
-        """A copy of where the run stands."""
+        """A copy of the run's state."""
 
     def advance(self, rounds: int) -> Log:
-        """Run some rounds.
+        """Run the next `rounds` rounds.
 
         Raises
         ------
         TrainingDiverged
-            If a loss is NaN or infinite; the engine's state is then of no use.
+            If a loss is NaN or infinite. The engine cannot be used after this error.
         """
         with threads_for(self.task.step_size):
             log = self._advance(rounds)

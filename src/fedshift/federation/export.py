@@ -1,4 +1,4 @@
-"""Weights of every site's training rows as files, for learners that are not trained here."""
+"""Write weights of every site's training rows to files, for training with other software."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def write_sample_weights(
     *,
     rows: Mapping[str, Sequence[Any] | npt.NDArray[Any]] | None = None,
 ) -> dict[str, Path]:
-    """Write a Parquet file for every site: columns ``row`` and ``sample_weight``.
+    """Write a Parquet file for every site, with columns ``row`` and ``sample_weight``.
 
     Parameters
     ----------
     folder : Path
-        Gets ``<site>.parquet``; each file is whole or not there.
+        Folder for ``<site>.parquet``. Each file is complete or absent.
     weights : mapping of site to Weights or (n,)
+        Weight of each of the site's n training rows.
     rows : mapping of site to ids (n,), optional
-        What to call the rows; their position if left out.
+        Ids of the rows; their positions by default.
 
     Returns
     -------
@@ -38,25 +39,25 @@ def write_sample_weights(
     Raises
     ------
     InputError
-        Without pyarrow; if a site's ids and weights differ in number, or two sites would share a
-        file.
+        If pyarrow is missing, if a site's ids and weights differ in number, or if two sites would
+        get the same file name.
     """
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise InputError(
-            "writing Parquet needs pyarrow, which is not here; pip install 'fedshift[tables]'"
+            "writing Parquet needs pyarrow, which is not installed; pip install 'fedshift[tables]'"
         ) from None
     paths = {name: Path(folder) / f"{_file_name(name)}.parquet" for name in weights}
     if len(set(paths.values())) < len(paths):
-        raise InputError(f"sites must have names that differ as file names; got {list(weights)}")
-    for name, given in weights.items():
-        values = np.asarray(given, dtype=np.float64)
+        raise InputError(f"two sites get the same file name; got sites {list(weights)}; rename one")
+    for name, weight in weights.items():
+        values = np.asarray(weight, dtype=np.float64)
         ids = np.arange(len(values)) if rows is None else rows[name]
         if values.shape != (len(ids),):
             raise InputError(
-                f"site {name!r}: there must be one weight a row; got {values.shape} weights for "
+                f"site {name!r}: weights must be one per row; got shape {values.shape} for "
                 f"{len(ids)} rows"
             )
         table = pyarrow.table({"row": pyarrow.array(ids), "sample_weight": values})
@@ -66,5 +67,5 @@ def write_sample_weights(
 
 
 def _file_name(site: str) -> str:
-    """A site's name without what file systems do not take."""
+    """A site's name without characters that file systems refuse."""
     return re.sub(r"[^\w.\- ]", "_", site).strip(". ") or "site"

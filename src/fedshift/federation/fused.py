@@ -1,12 +1,14 @@
-"""All clients' batches in one tensor program.
+"""The fused engine: the batches of all clients are computed together, in one tensor program.
 
-One gradient a round (`FedSGD`) needs one copy of the parameters: the clients' batches are laid
-end to end, only BatchNorm keeps them apart, and the sum over clients is the sum over rows. Plans
-in which clients differ (`FedAvg`, compression) stack a copy of the parameters for every client
-(`fedshift.learn.grouped`). Several runs, of other seeds or weights, stack the same way.
+With `FedSGD`, all clients use the same parameters. Their batches are concatenated, so the sum over
+clients becomes a sum over rows. Only BatchNorm layers treat each client's rows separately. With
+`FedAvg` or compression, every client has parameters of its own. One copy of the parameters per
+client is then stacked (see `fedshift.learn.stacked_models`). Several runs that differ in seed or
+weights are stacked in the same way.
 
-On a GPU the whole round is captured once as a CUDA graph and replayed; indices are drawn on the
-host for many rounds at once.
+On a GPU a whole round is captured once as a CUDA graph, which every later round replays; rounds
+with compression are not captured. Row indices of the batches are drawn on the CPU, for many rounds
+at once.
 """
 
 from __future__ import annotations
@@ -21,36 +23,38 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
-from fedshift.federation.ahead import Drawn, ahead_of
 from fedshift.federation.client import momentum
 from fedshift.federation.compress import compress, show
 from fedshift.federation.engine import Engine, Log
-from fedshift.federation.layout import Layout
+from fedshift.federation.layout import ParameterLayout
 from fedshift.federation.optimise import step
 from fedshift.federation.plan import Compression, FedAvg
+from fedshift.federation.prefetch import Draws, draw_rounds
 from fedshift.federation.task import State, Task, follow
 from fedshift.learn.augment import blend, take_cropped
-from fedshift.learn.grouped import Looped, stacked
-from fedshift.learn.norm import mixed, norm_layers, pooled
+from fedshift.learn.norm import mix_moments, norm_layers, pool_moments
+from fedshift.learn.stacked_models import Looped, stack_copies
 
-#: numbers of one batch index block drawn ahead; small, so that a GPU works while the next is drawn
+#: indices drawn at once; few, so that a GPU works on them while the next are drawn
 AHEAD = 200_000
-#: entries of a state that are flat parameters, laid out for the device
+#: entries of a state that are flat parameters, in the device's layout
 FLAT = ("params", "shown", "m", "v", "c", "ck", "error", "mean_params")
 
 
 class Runs:
-    """Several runs of one plan side by side, R tasks that differ in seed, weights or data.
+    """Several runs that are trained together. Their tasks may differ in seed, weights or data.
 
     Parameters
     ----------
     tasks : sequence of Task
     states : sequence of State, optional
+        State from which each run continues; the initial state of its task by default.
     amp : bool
-        bfloat16 arithmetic; parameters and statistics stay as they are. On a processor without
-        bfloat16 instructions it is slower than float32.
+        Use bfloat16 arithmetic; the type of parameters and statistics does not change. On a
+        processor without bfloat16 instructions, bfloat16 is slower than float32.
     compile : bool
-        Compile the model and the server's step (GPU only; takes a minute, then saves a third).
+        Compile the model and the server's step (GPU only). Compiling takes about a minute; training
+        then takes about a third less time.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Runs:
         states: Sequence[State] | None = None,
         *,
         amp: bool = False,
-        compile: bool = False,  # torch's word
+        compile: bool = False,  # torch's name
     ) -> None:
         self.tasks = tuple(tasks)
         first = self.tasks[0]
@@ -68,11 +72,11 @@ class Runs:
         self.plan, self.device = first.plan, first.x.device
         self.runs, self.m = len(self.tasks), first.n_participants
         self.amp = amp
-        #: clients need parameters of their own
+        #: whether clients need parameters of their own
         self.apart = isinstance(self.plan, FedAvg) or self.plan.compression is not None
         self.copies = self.runs * self.m if self.apart else self.runs
-        #: what of the state clients compute with
-        self.seen = "params" if self.plan.broadcast is None else "shown"
+        #: entry of the state that clients compute with
+        self.base = "params" if self.plan.broadcast is None else "shown"
         self._gather_data()
         self._build(first)
         self._load(list(states) if states else [t.begin() for t in self.tasks])
@@ -87,24 +91,24 @@ class Runs:
 
     def _gather_data(self) -> None:
         """Rows of all tasks in one tensor; tasks that share data share it here."""
-        kept: list[Task] = []
+        unique: list[Task] = []
         self.shift = []
         for task in self.tasks:
-            at = next((i for i, k in enumerate(kept) if k.x is task.x and k.y is task.y), None)
+            at = next((i for i, k in enumerate(unique) if k.x is task.x and k.y is task.y), None)
             if at is None:
-                kept.append(task)
-                at = len(kept) - 1
-            self.shift.append(sum(len(k.x) for k in kept[:at]))
-        self.x = kept[0].x if len(kept) == 1 else torch.cat([k.x for k in kept])
-        self.y = kept[0].y if len(kept) == 1 else torch.cat([k.y for k in kept])
+                unique.append(task)
+                at = len(unique) - 1
+            self.shift.append(sum(len(k.x) for k in unique[:at]))
+        self.x = unique[0].x if len(unique) == 1 else torch.cat([k.x for k in unique])
+        self.y = unique[0].y if len(unique) == 1 else torch.cat([k.y for k in unique])
         weights = [t.coefficient for t in self.tasks]
         self.coefficient = weights[0] if self.runs == 1 else torch.cat(weights)
         #: from a row of the data to the same row's coefficient in each run
         ends = np.cumsum([0, *(len(t.x) for t in self.tasks)])
         offsets = [e - s for e, s in zip(ends[:-1], self.shift, strict=True)]
         self.to_coefficient = torch.as_tensor(offsets, device=self.device).view(-1, 1, 1)
-        moved = [t.offset for t in self.tasks if t.offset is not None]
-        self.offset = torch.stack(moved) if moved else None  # (R, K, C)
+        extra = [t.offset for t in self.tasks if t.offset is not None]
+        self.offset = torch.stack(extra) if extra else None  # (R, K, C)
         share = np.stack([t.share for t in self.tasks])
         self.share = torch.as_tensor(share, dtype=self.x.dtype, device=self.device)
         of_all = np.stack([t.of_all for t in self.tasks])
@@ -113,13 +117,13 @@ class Runs:
         self.normaliser = torch.as_tensor(normaliser, dtype=self.x.dtype, device=self.device)
 
     def _build(self, task: Task) -> None:
-        self.layout = Layout(_shapes(task.layout), channels_last=True)
-        self.local_layout = Layout(_shapes(task.local_layout))
+        self.layout = ParameterLayout(_shapes(task.layout), channels_last=True)
+        self.local_layout = ParameterLayout(_shapes(task.local_layout))
         self.stats_layout = task.stats_layout
         self.order = self.layout.order()
         self.back = torch.argsort(self.order)
         if self.copies > 1:
-            self.model = stacked(task.model, self.copies)
+            self.model = stack_copies(task.model, self.copies)
         else:
             self.model = copy.deepcopy(task.model)
         if isinstance(self.model, Looped):
@@ -144,7 +148,7 @@ class Runs:
     def _load(self, states: list[State]) -> None:
         self.round = states[0].round
         if any(s.round != self.round for s in states):
-            raise InputError("runs side by side must have done the same number of rounds")
+            raise InputError("runs trained together must have done the same number of rounds")
         self.t: dict[str, Tensor] = {}
         for name in states[0].tensors:
             whole = torch.stack([s.tensors[name] for s in states])
@@ -152,11 +156,11 @@ class Runs:
                 whole = whole[..., self.order]
             self.t[name] = whole.to(self.device)
         if not self.apart:  # the model's own memory is the state
-            self.copy.copy_(self.t[self.seen])
-            self.t[self.seen] = self.copy
+            self.copy.copy_(self.t[self.base])
+            self.t[self.base] = self.copy
 
     def states(self) -> list[State]:
-        """Copies of where the runs stand."""
+        """Return a copy of every run's state."""
         out = []
         for r in range(self.runs):
             tensors = {}
@@ -169,15 +173,15 @@ class Runs:
     # -- rounds ------------------------------------------------------------------------------
 
     def advance(self, rounds: int) -> list[Log]:
-        """Run some rounds of all runs; losses are not looked at."""
+        """Run `rounds` more rounds of every run without checking losses; return a log per run."""
         first, who, losses = self.round, [], []
         size = self.runs * self.m * self.plan.n_steps * self.plan.batch_size
         block = max(1, min(rounds, AHEAD // size)) if rounds else 1
         while self.round < first + rounds:
             count = min(block, first + rounds - self.round)
-            clients, drawn = ahead_of(self.tasks, self.shift, self.round, count)
+            clients, draws = draw_rounds(self.tasks, self.shift, self.round, count)
             who.append(clients)
-            losses.append(self._many(drawn))
+            losses.append(self._many(draws))
             self.round += count
         steps = self.plan.n_steps
         shape = (-1, self.runs, self.m, steps)
@@ -186,16 +190,16 @@ class Runs:
         values = values.reshape(shape)
         return [Log(first, everyone[:, r], values[:, r]) for r in range(self.runs)]
 
-    def _many(self, drawn: Drawn) -> Tensor:
+    def _many(self, draws: Draws) -> Tensor:
         # random rounding is drawn on the host, so compressed rounds cannot be captured
         packed = self.plan.compression is not None or self.plan.broadcast is not None
         if self.device.type == "cuda" and not packed:
-            return self._replayed(drawn)
-        return torch.stack([self._round(drawn[i], i) for i in range(len(drawn.rows))])
+            return self._replayed(draws)
+        return torch.stack([self._round(draws[i], i) for i in range(len(draws.rows))])
 
-    def _replayed(self, drawn: Drawn) -> Tensor:
-        """Rounds on a GPU: the first ever are run to warm up, then one is captured."""
-        count = len(drawn.rows)
+    def _replayed(self, draws: Draws) -> Tensor:
+        """Run rounds on a GPU: the first ones warm up, then one is captured and replayed."""
+        count = len(draws.rows)
         out = torch.empty(
             count, self.runs, self.m, self.plan.n_steps, dtype=self.x.dtype, device=self.device
         )
@@ -205,40 +209,40 @@ class Runs:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 while begin < min(3, count):
-                    out[begin] = self._round(drawn[begin], 0)
+                    out[begin] = self._round(draws[begin], 0)
                     begin += 1
             torch.cuda.current_stream().wait_stream(stream)
             if begin == count:
                 return out
-            self._inputs = drawn[begin].clone()
+            self._inputs = draws[begin].clone()
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._out = self._round(self._inputs, 0)
         for i in range(begin, count):
-            self._inputs.copy_(drawn[i])
+            self._inputs.copy_(draws[i])
             self._graph.replay()
             out[i] = self._out
         return out
 
-    def _round(self, drawn: Drawn, ahead: int) -> Tensor:
+    def _round(self, draws: Draws, ahead: int) -> Tensor:
         """One round; losses (R, m, steps)."""
         if isinstance(self.plan, FedAvg):
-            losses = self._averaging(drawn, self.plan, ahead)
+            losses = self._averaging(draws, self.plan, ahead)
         else:
-            losses = self._gradient(drawn, ahead)
+            losses = self._gradient(draws, ahead)
         with torch.no_grad():
             if self.plan.broadcast is not None:
                 self._show(self.plan.broadcast)
             follow(self.t, self.plan.average)
         return losses
 
-    def _gradient(self, drawn: Drawn, ahead: int) -> Tensor:
-        who = drawn.who
+    def _gradient(self, draws: Draws, ahead: int) -> Tensor:
+        who = draws.who
         local = self._gather_local(who)
         share = torch.gather(self.share, 1, who) * self.tasks[0].scale
         if self.apart:
-            self.copy.copy_(self._expanded(self.t[self.seen]))
-        loss, grad, local_grad = self._differentiate(drawn, 0, None if self.apart else share)
+            self.copy.copy_(self._expanded(self.t[self.base]))
+        loss, grad, local_grad = self._differentiate(draws, 0, None if self.apart else share)
         if self.apart:
             sent = self._compressed(grad, who, ahead).view(self.runs, self.m, -1)
             grad = (share.unsqueeze(2) * sent).sum(1)
@@ -257,9 +261,9 @@ class Runs:
             self._track(who, self._old_stats(who))
         return loss.unsqueeze(2)
 
-    def _averaging(self, drawn: Drawn, plan: FedAvg, ahead: int) -> Tensor:
-        who = drawn.who
-        start = self._expanded(self.t[self.seen])
+    def _averaging(self, draws: Draws, plan: FedAvg, ahead: int) -> Tensor:
+        who = draws.who
+        start = self._expanded(self.t[self.base])
         self.copy.copy_(start)
         local = self._gather_local(who)
         drift = None
@@ -271,7 +275,7 @@ class Runs:
         stats = self._old_stats(who)
         losses = []
         for s in range(plan.local_steps):
-            loss, grad, local_grad = self._differentiate(drawn, s, None)
+            loss, grad, local_grad = self._differentiate(draws, s, None)
             losses.append(loss)
             with torch.no_grad():
                 if plan.weight_decay:
@@ -318,14 +322,14 @@ class Runs:
     # -- the pieces of a round ---------------------------------------------------------------
 
     def _differentiate(
-        self, drawn: Drawn, number: int, share: Tensor | None
+        self, draws: Draws, number: int, share: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Losses (R, m) of one step's batches (R, m, B), and gradients (copies, P), (R · m, L).
 
-        With `share`, the clients' losses are summed with these factors; without, every client's
+        With `share`, the clients' losses are summed with these factors. Without it, every client's
         copy of the parameters gets the gradient of its own loss.
         """
-        rows, crop, keep = drawn.step(number)
+        rows, crop, keep = draws.step(number)
         flat = rows.reshape(-1)
         images = self.x[flat] if crop is None else self._cropped(flat, crop)
         if keep is not None:
@@ -337,14 +341,14 @@ class Runs:
             scores = self._forward(images)
         scores = scores.to(self.x.dtype)
         if self.offset is not None:
-            moved = self._clients(self.offset, drawn.who)  # (R, m, C)
-            scores = scores + moved.flatten(0, 1).repeat_interleave(rows.shape[2], dim=0)
-        loss = self._weighted(scores, rows, keep).sum(2) / rows.shape[2]
+            offset = self._clients(self.offset, draws.who)  # (R, m, C)
+            scores = scores + offset.flatten(0, 1).repeat_interleave(rows.shape[2], dim=0)
+        loss = self._row_losses(scores, rows, keep).sum(2) / rows.shape[2]
         total = loss.sum() if share is None else (loss * share).sum()
-        wanted = [*self.leaves.values(), *self.local_leaves.values()]
-        found = torch.autograd.grad(total, wanted, allow_unused=True)
+        leaves = [*self.leaves.values(), *self.local_leaves.values()]
+        slopes = torch.autograd.grad(total, leaves, allow_unused=True)
         grads = [
-            torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)
+            torch.zeros_like(w) if g is None else g for g, w in zip(slopes, leaves, strict=True)
         ]
         count = len(self.leaves)
         grad = self.layout.flatten(dict(zip(self.leaves, grads[:count], strict=True)))
@@ -355,7 +359,7 @@ class Runs:
             local = self.local_layout.flatten(named)
         return loss.detach(), grad, local
 
-    def _weighted(self, scores: Tensor, rows: Tensor, keep: Tensor | None) -> Tensor:
+    def _row_losses(self, scores: Tensor, rows: Tensor, keep: Tensor | None) -> Tensor:
         """Loss times coefficient of every row, (R, m, B); `keep` (R, m) of blended rows."""
         which = rows + self.to_coefficient if self.runs > 1 else rows
         factor, y = self.coefficient[which], self.y[rows]
@@ -417,7 +421,7 @@ class Runs:
         return local
 
     def _memory(self) -> dict[str, Tensor]:
-        """What the server's rule remembers."""
+        """Memory of the server's rule."""
         return {n: t for n, t in self.t.items() if n in ("m", "v", "t")}
 
     def _gather_memory(self, who: Tensor) -> dict[str, Tensor]:
@@ -428,7 +432,7 @@ class Runs:
         }
 
     def _compressed(self, vectors: Tensor, who: Tensor, ahead: int) -> Tensor:
-        """What the server reads of vectors (R · m, P), error feedback included."""
+        """Vectors (R · m, P) as the server reads them, with error feedback."""
         scheme = self.plan.compression
         if scheme is None:
             return vectors
@@ -452,7 +456,7 @@ class Runs:
         return out
 
     def _show(self, scheme: Compression) -> None:
-        """Move what the clients hold towards where the runs stand."""
+        """Move the clients' parameters towards the server's."""
         back, order = self.back.to(self.device), self.order.to(self.device)
         for r in range(self.runs):
             plain = {n: self.t[n][r][back] for n in ("params", "shown")}
@@ -460,25 +464,27 @@ class Runs:
             self.t["shown"][r].copy_(plain["shown"][order])
 
     def _old_stats(self, who: Tensor) -> Tensor | None:
-        """Running statistics the clients start from, (R, m, 2, S), or (R, 1, 2, S) where shared."""
+        """The clients' initial running statistics, (R, m, 2, S), or (R, 1, 2, S) where shared."""
         if not self.norms:
             return None
         if self.plan.norm == "local":
             return self._gathered("stats", who)
         return self.t["stats"].unsqueeze(1)
 
-    def _seen(self) -> Tensor:
+    def _moments(self) -> Tensor:
         """Moments of the last pass, (R, m, 2, S), or (R, 1, 2, S) where synchronous."""
-        means = self.stats_layout.flatten({n: m.seen_mean for n, m in self.norms.items()})
-        variances = self.stats_layout.flatten({n: m.seen_var for n, m in self.norms.items()})
+        means = self.stats_layout.flatten({n: m.batch_mean for n, m in self.norms.items()})
+        variances = self.stats_layout.flatten({n: m.batch_var for n, m in self.norms.items()})
         both = torch.stack([means, variances], dim=1).to(self.x.dtype)
         return both.view(self.runs, -1, 2, self.stats_layout.size)
 
     def _after_batch(self, old: Tensor | None) -> Tensor | None:
         if old is None or self.momentum is None:
             return None
-        seen = self._seen()
-        new = mixed(old[:, :, 0], old[:, :, 1], seen[:, :, 0], seen[:, :, 1], self.momentum)
+        moments = self._moments()
+        new = mix_moments(
+            old[:, :, 0], old[:, :, 1], moments[:, :, 0], moments[:, :, 1], self.momentum
+        )
         return torch.stack(new, dim=2)
 
     def _track(self, who: Tensor, old: Tensor | None) -> None:
@@ -496,7 +502,7 @@ class Runs:
             total = share.sum(1, keepdim=True)
             share = torch.where(total > 0, share / total.clamp_min(1e-30), 1 / self.m)
             for r in range(self.runs):
-                both = pooled(stats[r, :, 0], stats[r, :, 1], share[r])
+                both = pool_moments(stats[r, :, 0], stats[r, :, 1], share[r])
                 self.t["stats"][r].copy_(torch.stack(both))
 
 
@@ -525,12 +531,12 @@ class Fused(Engine):
 
     @property
     def state(self) -> State:
-        """A copy of where the run stands."""
+        """A copy of the run's state."""
         return self._runs.states()[0]
 
 
 def _same(a: Task, b: Task) -> None:
-    """Refuse runs that cannot share a program."""
+    """Raise unless two runs can share a program."""
     keep = ("seed", "client_weights")
     one, two = (
         {f.name: getattr(t.plan, f.name) for f in dataclasses.fields(t.plan) if f.name not in keep}
@@ -538,19 +544,19 @@ def _same(a: Task, b: Task) -> None:
     )
     if type(a.plan) is not type(b.plan) or one != two:
         raise InputError(
-            f"runs side by side need the same plan but for seed and client_weights; got {a.plan} "
-            f"and {b.plan}"
+            "plans of runs trained together may differ in seed and client_weights only; got "
+            f"{a.plan} and {b.plan}"
         )
     if len(a.names) != len(b.names) or a.layout.shapes != b.layout.shapes or a.loss != b.loss:
-        raise InputError("runs side by side need as many clients, the same model and the same loss")
+        raise InputError("runs trained together need the same model, loss and number of clients")
     frozen = [dict(t.model.named_parameters()) for t in (a, b)]
     for name, p in frozen[0].items():
         if not p.requires_grad and not torch.equal(p, frozen[1][name]):
             raise InputError(
-                f"runs side by side share what is not trained; parameter {name!r} differs; run "
-                "them one after another"
+                "runs trained together must have the same values in their frozen parameters (those "
+                f"without gradient); {name!r} differs; run them one after another"
             )
 
 
-def _shapes(layout: Layout) -> dict[str, Tensor]:
+def _shapes(layout: ParameterLayout) -> dict[str, Tensor]:
     return {n: torch.empty(s, device="meta") for n, s in layout.shapes.items()}

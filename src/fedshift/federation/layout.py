@@ -1,4 +1,4 @@
-"""Named tensors in one flat vector, so that a step of an optimiser is a few operations."""
+"""Named tensors in one flat vector, so that an optimiser's step is a few operations."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 
-class Layout:
-    """Where each tensor lies in a vector of `size` numbers.
+class ParameterLayout:
+    """Positions of named tensors in a flat vector of `size` numbers.
 
     Parameters
     ----------
     like : mapping of name to Tensor
         Names and shapes.
     channels_last : bool
-        Four-dimensional tensors lie with their second axis last.
+        Store four-dimensional tensors with their second axis (channels) last.
     """
 
     def __init__(self, like: Mapping[str, Tensor], *, channels_last: bool = False) -> None:
@@ -25,7 +25,7 @@ class Layout:
         self.size = sum(shape.numel() for shape in self.shapes.values())
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Parts of a vector (…, size) with their shapes, (…, *shape), sharing its memory."""
+        """Return views of a vector (…, size) as named tensors (…, *shape); memory is shared."""
         out, start, lead = {}, 0, flat.shape[:-1]
         for name, shape in self.shapes.items():
             part = flat[..., start : start + shape.numel()]
@@ -38,7 +38,7 @@ class Layout:
         return out
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The vector (…, size) of tensors (…, *shape)."""
+        """Concatenate named tensors (…, *shape) into one vector (…, size)."""
         parts = []
         for name, shape in self.shapes.items():
             t = tensors[name]
@@ -50,10 +50,10 @@ class Layout:
         return torch.cat(parts, dim=-1)
 
     def order(self) -> Tensor:
-        """Where each number of this layout lies in the plain one of the same tensors."""
+        """Return the position that each entry would have with ``channels_last=False``, (size,)."""
         plain = torch.arange(self.size)
         like = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
-        return self.flatten(Layout(like).views(plain)) if self.size else plain
+        return self.flatten(ParameterLayout(like).views(plain)) if self.size else plain
 
     def _turned(self, shape: torch.Size) -> bool:
         return self.channels_last and len(shape) == 4

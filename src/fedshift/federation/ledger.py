@@ -1,37 +1,37 @@
-"""What left and what reached every client: bytes and rows, by phase."""
+"""Bytes and rows that left or reached every client, by phase."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.params import whole_number
 from fedshift.errors import InputError
 from fedshift.federation.engine import Log
 from fedshift.federation.task import Task
 
 
 class Cost(NamedTuple):
-    """Bytes sent by clients, bytes read by them, and rows of data that left them."""
+    """Bytes that clients sent (`up`) and received (`down`), and rows that left them (`rows`)."""
 
     up: int = 0
     down: int = 0
     rows: int = 0
 
     def plus(self, other: Cost) -> Cost:
-        """The two together."""
+        """Return the sum of this cost and another."""
         return Cost(self.up + other.up, self.down + other.down, self.rows + other.rows)
 
 
 class Ledger:
-    """Bytes and rows by client and phase, added up as they happen.
+    """Sums of bytes and rows by client and phase.
 
-    A phase is a word with dots, such as "train.model", "train.ratio", "share.pool" or
-    "query.share". Only pairs that cost something take room, so a federation of 10,000 clients
-    costs no more than those that took part. Ledgers of parts of a run merge by addition.
+    A phase is the name of a step of a run, such as "train.model", "train.ratio", "share.pool" or
+    "query.share". Only pairs of client and phase with a cost take memory, so clients that never
+    take part take no memory. Ledgers of several parts of a run can be added with ``+``.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class Ledger:
         self._cost: dict[tuple[str, str], Cost] = {}
 
     def add(self, client: str, phase: str, *, up: int = 0, down: int = 0, rows: int = 0) -> None:
-        """Book what one client sent and read in a phase.
+        """Add the bytes that one client sent and received in a phase, and the rows that left it.
 
         Raises
         ------
@@ -54,34 +54,24 @@ class Ledger:
             If a number is negative or not whole.
         """
         for name, value in (("up", up), ("down", down), ("rows", rows)):
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-                raise InputError(
-                    f"ledger: {name} of client {client!r} in phase {phase!r} must be a whole "
-                    f"number ≥ 0; got {value!r}"
-                )
+            whole_number(value, f"ledger: {name} of client {client!r} in phase {phase!r}", least=0)
         key, cost = (client, phase), Cost(int(up), int(down), int(rows))
         self._cost[key] = self._cost.get(key, Cost()).plus(cost)
 
     def merge(self, other: Ledger) -> None:
-        """Add all entries of another."""
+        """Add all entries of another ledger."""
         for record in other.to_records():
-            self.add(
-                record["client"],
-                record["phase"],
-                up=record["up"],
-                down=record["down"],
-                rows=record["rows"],
-            )
+            self.add(**record)
 
     def record_rounds(self, task: Task, log: Log, *, phase: str = "train.model") -> None:
-        """Book what the rounds of a log cost the clients that took part in them."""
+        """Add the cost of the rounds in a log, for the clients that took part."""
         up, down, who = task.bytes_up(), task.bytes_down(), log.clients
         positions, at, counts = np.unique(who, return_inverse=True, return_counts=True)
         spared = np.zeros(len(positions), dtype=np.int64)
         if task.plan.broadcast is not None and len(who):
-            held = _held(task, log).reshape(-1)
-            spared = np.bincount(at.reshape(-1)[held], minlength=len(positions))
-            spared = spared * (down - task.bytes_down(held=True))
+            repeats = _repeats(task, log).reshape(-1)
+            spared = np.bincount(at.reshape(-1)[repeats], minlength=len(positions))
+            spared = spared * (down - task.bytes_down(repeat=True))
         for position, count, less in zip(positions, counts, spared, strict=True):
             cost = {"up": int(count) * up, "down": int(count) * down - int(less)}
             self.add(task.names[position], phase, **cost)
@@ -89,22 +79,26 @@ class Ledger:
     def record_steps(
         self, clients: Iterable[str], *, steps: int, parameters: int, phase: str = "train.ratio"
     ) -> None:
-        """Book a shared model trained without a plan: every step a gradient up, a model down."""
+        """Add the cost of training without a `Plan`.
+
+        In every step, each client sends a gradient and receives a model. Gradient and model have
+        `parameters` float32 numbers each.
+        """
         size = 4 * steps * parameters
         for client in clients:
             self.add(client, phase, up=size, down=size)
 
     @property
     def total(self) -> Cost:
-        """Over all clients and phases."""
+        """Cost over all clients and phases."""
         return _sum(self._cost.values())
 
     def by_client(self) -> dict[str, Cost]:
-        """Over all phases."""
+        """Cost of each client over all phases."""
         return self._grouped(0)
 
     def by_phase(self) -> dict[str, Cost]:
-        """Over all clients."""
+        """Cost of each phase over all clients."""
         return self._grouped(1)
 
     def _grouped(self, part: int) -> dict[str, Cost]:
@@ -114,15 +108,15 @@ class Ledger:
         return out
 
     def __getitem__(self, key: tuple[str, str]) -> Cost:
-        """What a client did in a phase; nothing booked is no cost."""
+        """Cost of a client in a phase; 0 if nothing was added for this pair."""
         return self._cost.get(key, Cost())
 
     def __len__(self) -> int:
-        """Pairs of client and phase."""
+        """Number of pairs of client and phase."""
         return len(self._cost)
 
     def __add__(self, other: Ledger) -> Ledger:
-        """Both together; neither is changed."""
+        """Return the sum of two ledgers as a new ledger."""
         out = Ledger()
         out._cost = dict(self._cost)
         for key, cost in other._cost.items():
@@ -130,13 +124,13 @@ class Ledger:
         return out
 
     def __eq__(self, other: object) -> bool:
-        """Same costs, in whatever order they were booked."""
+        """Whether both ledgers have the same costs, in any order."""
         return isinstance(other, Ledger) and self._cost == other._cost
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One dict a client and phase, ready for JSON."""
+        """One dict for every client and phase, ready for JSON."""
         return [
             {"client": client, "phase": phase, **cost._asdict()}
             for (client, phase), cost in self._cost.items()
@@ -144,12 +138,12 @@ class Ledger:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> Ledger:
-        """The ledger `to_records` wrote.
+        """Make a ledger from the records that `to_records` returned.
 
         Raises
         ------
         InputError
-            If a record lacks a client or a phase, or has another key.
+            If a record has no client or no phase, or has an unknown key.
         """
         out = cls()
         for record in records:
@@ -174,8 +168,8 @@ class Ledger:
         )
 
 
-def _held(task: Task, log: Log) -> npt.NDArray[np.bool_]:
-    """Who was there the round before, (rounds, m), and so needs to be told a change only."""
+def _repeats(task: Task, log: Log) -> npt.NDArray[np.bool_]:
+    """Who also took part in the round before, (rounds, m), and so receives a change only."""
     last = np.full_like(log.clients[:1], -1)
     if log.first:
         last[0] = task.participants(log.first - 1)
@@ -184,7 +178,7 @@ def _held(task: Task, log: Log) -> npt.NDArray[np.bool_]:
 
 
 def human(size: float) -> str:
-    """A number of bytes in words, in powers of 1000.
+    """Format a number of bytes, in powers of 1000.
 
     Examples
     --------

@@ -1,8 +1,9 @@
-"""All that may travel between a server and its sites, and the checks it has to pass.
+"""Messages between a server and its sites, and the checks that each must pass.
 
-A message is a header, arrays and facts. Both ends check the header, so that an answer counts for
-the question it was asked and for no other: `Expected` on the server, `Seen` at a site. Numpy only,
-as the process that hands messages on should start quickly.
+A message is a header, arrays and facts. Facts are named values: numbers, texts, or lists of numbers
+or texts. The server (`ExpectedReplies`) and the site (`AnsweredNonces`) check the header, so a
+reply counts only for the request that it answers. This module imports only numpy, because the
+process that passes messages on should start quickly.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ import numpy.typing as npt
 
 from fedshift.errors import FedshiftError
 
-#: what a server may ask, and what a site then does
+#: what a server may request, and what a site then does
 PHASES = {
-    "query.describe": "say who it is, how many rows it has, and what its policy lets it tell",
-    "query.share": "send what its rung of the privacy ladder allows; take what others sent",
-    "train.ratio": "do a round of the ratio model",
-    "train.model": "do a round of the shared model",
-    "evaluate.model": "score a model on its own rows",
+    "query.describe": "return its name, its disclosure level, and statistics of its weights",
+    "query.share": "send what its disclosure level allows, or receive what other sites sent",
+    "train.ratio": "train the ratio model for one round",
+    "train.model": "train the shared model for one round",
+    "evaluate.model": "score a model on its own test rows",
 }
 Array = npt.NDArray[Any]
 Fact = bool | int | float | str | list[int] | list[float] | list[str]
-#: bytes, 4 of length and a JSON table, before the arrays of an encoded message
+#: start of an encoded message: 4 bytes of magic, the length of the JSON table that follows
 _START = struct.Struct("<4sI")
 _MAGIC = b"fsm1"
-#: types an array may have on the wire
+#: types that an array in a message may have
 DTYPES = (
     "bool",
     "uint8",
@@ -50,36 +51,31 @@ DTYPES = (
 )
 
 
-#: what bytes that are no message lead to
-_NO_MESSAGE = (
-    struct.error,
-    ValueError,
-    LookupError,
-    TypeError,
-    OverflowError,
-    RecursionError,
-)
-#: most characters of facts and an error together
+#: errors that bytes which are no message raise
+_NO_MESSAGE = (struct.error, ValueError, LookupError, TypeError, OverflowError, RecursionError)
+#: largest number of characters of facts and error together
 LONGEST = 100_000
 
 
 class MessageError(FedshiftError, ValueError):
-    """A message is not what it should be; it is put aside and its sender named."""
+    """A message is malformed or unexpected. The message is dropped, and its sender is named."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a message belongs to.
+    """Run, phase and round of a message, and its nonce (a random number used once).
 
     Attributes
     ----------
     run : str
-        The run, with a digest of its task: sites refuse a task they have not agreed to.
+        Name of the run. It ends with the digest of the run's task. A site refuses tasks that it has
+        not agreed to.
     phase : str
         A key of `PHASES`.
     round : int
+        Number of the round, from 0.
     nonce : str
-        Drawn anew for every question; its answer repeats it.
+        32 hexadecimal digits, drawn anew for every request. The reply repeats them.
     """
 
     run: str
@@ -89,28 +85,27 @@ class Header:
 
     def __post_init__(self) -> None:
         if not isinstance(self.run, str):
-            raise MessageError(f"run must be text; got {_shown(self.run)}")
+            raise MessageError(f"run must be text; got {_repr(self.run)}")
         if not isinstance(self.phase, str) or self.phase not in PHASES:
-            raise MessageError(
-                f"phase must be one of {', '.join(PHASES)}; got {_shown(self.phase)}"
-            )
+            raise MessageError(f"phase must be one of {', '.join(PHASES)}; got {_repr(self.phase)}")
         if type(self.round) is not int or not 0 <= self.round < 2**63:
-            raise MessageError(f"round must be a whole number ≥ 0; got {_shown(self.round)}")
+            raise MessageError(f"round must be a whole number ≥ 0; got {_repr(self.round)}")
         if not isinstance(self.nonce, str) or not re.fullmatch("[0-9a-f]{32}", self.nonce):
             raise MessageError("nonce must be 32 hexadecimal digits")
 
 
 @dataclass(frozen=True)
 class Message:
-    """A question or an answer.
+    """A request or a reply.
 
     Attributes
     ----------
     header : Header
     arrays : mapping of name to ndarray
-    facts : mapping of name to number, text or a list of them
+    facts : mapping of name to value
+        Named values beside the arrays: numbers, texts, or lists of numbers or texts.
     error : str
-        Why a site did not do what it was asked; empty if it did.
+        Why a site did not carry out the request; empty if the site did.
     """
 
     header: Header
@@ -120,62 +115,72 @@ class Message:
 
     def __post_init__(self) -> None:
         if not isinstance(self.error, str) or not isinstance(self.facts, Mapping):
-            raise MessageError("a message needs facts by name and a text for an error")
+            raise MessageError("facts must be a mapping from names to values, and error a text")
         for name, value in self.facts.items():
             if not isinstance(name, str) or not _is_fact(value):
                 raise MessageError(
-                    f"fact {_shown(name)} must be a number, text or a list of one kind of them; "
-                    f"got {_shown(value)}"
+                    f"fact {_repr(name)} must be a number, a text, a list of numbers or a list of "
+                    f"texts; got {_repr(value)}"
                 )
         if _length(self.error) + sum(map(_length, self.facts.values())) > LONGEST:
-            raise MessageError(f"facts and error must have at most {LONGEST:,} characters")
+            raise MessageError(f"facts and error together must have at most {LONGEST:,} characters")
         for name, a in self.arrays.items():
             if not isinstance(name, str) or a.dtype.name not in DTYPES:
-                raise MessageError(f"array {_shown(name)} must be of a plain type; got {a.dtype}")
+                raise MessageError(
+                    f"array {_repr(name)} must be of type {', '.join(DTYPES)}; got {a.dtype}"
+                )
 
     @property
     def size(self) -> int:
         """Bytes of the arrays."""
         return sum(a.nbytes for a in self.arrays.values())
 
-    def answer(
+    def reply(
         self,
         arrays: Mapping[str, Array] | None = None,
         facts: Mapping[str, Fact] | None = None,
         *,
         error: str = "",
     ) -> Message:
-        """A reply to this message, under its header."""
+        """Return a reply to this message, with the same header."""
         return Message(self.header, arrays or {}, facts or {}, error)
 
     def fact(self, name: str, kind: type) -> Any:
-        """A fact of a certain type.
+        """Return a fact after a check of its type.
 
         Raises
         ------
         MessageError
-            If it is missing or of another type.
+            If the fact is missing or of another type.
         """
         value = self.facts.get(name)
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise MessageError(f"{name} must be {kind.__name__}; got {_shown(value)}")
+            raise MessageError(f"{name} must be {kind.__name__}; got {_repr(value)}")
         return value
 
     def array(self, name: str, shape: tuple[int, ...] | None = None, kind: str = "f") -> Array:
-        """An array of a certain shape and kind of number ("f": float, "i": integer), all finite.
+        """Return an array after checks of its shape and type, and whether all values are finite.
+
+        Parameters
+        ----------
+        name : str
+        shape : tuple of int, optional
+        kind : {"f", "i"}
+            "f" for floats, "i" for integers.
 
         Raises
         ------
         MessageError
-            If it is missing, of another shape or type, or holds NaN or infinity.
+            If the array is missing, has another shape or type, or holds NaN or infinity.
         """
         if name not in self.arrays:
             raise MessageError(f"array {name} is missing; got {sorted(self.arrays)}")
         a = self.arrays[name]
         if a.dtype.kind not in (kind if kind != "i" else "iu"):
-            raise MessageError(f"array {name} must be of kind {kind!r}; got {a.dtype}")
+            numbers = "floats" if kind == "f" else "integers"
+            raise MessageError(f"array {name} must hold {numbers}; got {a.dtype}")
         if shape is not None and a.shape != shape:
             raise MessageError(f"array {name} must have shape {shape}; got {a.shape}")
         if kind == "f" and not np.isfinite(a).all():
@@ -185,7 +190,7 @@ class Message:
     # -- bytes ---------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """Bytes for a local socket or a file: a JSON table and the arrays behind one another."""
+        """Return bytes for a local socket or a file: a JSON table, then the arrays one by one."""
         parts = {n: plain(a) for n, a in self.arrays.items()}
         table = {
             "header": [self.header.run, self.header.phase, self.header.round, self.header.nonce],
@@ -200,110 +205,114 @@ class Message:
 
     @classmethod
     def decode(cls, data: bytes) -> Message:
-        """The message of `encode`.
+        """Return the message that `encode` turned into these bytes.
 
         Raises
         ------
         MessageError
-            If the bytes are anything else.
+            If the bytes are not a valid message.
         """
         try:
             magic, length = _START.unpack_from(data)
             if magic != _MAGIC:
-                raise MessageError("they do not begin as one")
+                raise MessageError("the first bytes are not those of a message")
             table = json.loads(data[_START.size : _START.size + length])
             header = Header(*table["header"])
             arrays, at = {}, _START.size + length
             for name, (dtype, shape) in dict(table["arrays"]).items():
                 if dtype not in DTYPES or any(type(n) is not int or n < 0 for n in shape):
-                    raise MessageError(f"array {name} has type {dtype!r} and shape {shape}")
+                    raise MessageError(f"array {name} has wrong type {dtype!r} or shape {shape}")
                 count = math.prod(shape)
                 arrays[name] = np.frombuffer(data, dtype, count, at).reshape(shape)
                 at += arrays[name].nbytes
             if at != len(data):
-                raise MessageError(f"{len(data) - at} bytes too many")
+                raise MessageError(f"there are {len(data) - at} bytes too many")
             return cls(header, arrays, table["facts"], table["error"])
         except _NO_MESSAGE as error:
-            raise MessageError(f"the bytes are no message: {error}") from error
+            raise MessageError(f"the bytes are not a valid message: {error}") from error
 
 
-class Expected:
-    """A server's questions of a round, each with the nonce its answer must bear."""
+class ExpectedReplies:
+    """The replies that a server waits for in a round, each known by the nonce of its request."""
 
-    def __init__(self, questions: Mapping[str, Message]) -> None:
-        self._open = {name: m.header for name, m in questions.items()}
+    def __init__(self, requests: Mapping[str, Message]) -> None:
+        self._open = {name: m.header for name, m in requests.items()}
 
-    def take(self, client: str, reply: Message, *, limit: int) -> Message:
-        """The reply, if it is the first answer to what this client was asked.
+    def accept(self, client: str, reply: Message, *, limit: int) -> Message:
+        """Return the reply if it is the client's first reply to the server's request.
 
         Parameters
         ----------
         limit : int
-            Most bytes its arrays may have.
+            Largest number of bytes that the arrays of the reply may have.
 
         Raises
         ------
         MessageError
-            If it is stale, a replay, of another run or phase, too large, or a refusal.
+            If the reply is old, repeated, too large or a refusal, or is for another run or phase.
         """
-        asked = self._open.get(client)
-        if asked is None:
-            raise MessageError(f"client {client!r} was not asked, or has answered already")
-        got = reply.header
+        request = self._open.get(client)
+        if request is None:
+            raise MessageError(f"client {client!r} got no request, or has replied already")
         for name in ("run", "phase", "round", "nonce"):
-            if getattr(got, name) != getattr(asked, name):
+            got, due = getattr(reply.header, name), getattr(request, name)
+            if got != due:
                 raise MessageError(
-                    f"the answer has {name} {getattr(got, name)!r}, asked was "
-                    f"{getattr(asked, name)!r}: a stale or replayed message"
+                    f"the reply must have {name} {due!r}; got {got!r}: a stale or replayed message"
                 )
         del self._open[client]
         if reply.error:
             raise MessageError(reply.error[:500])
         if reply.size > limit:
-            raise MessageError(f"the answer has {reply.size:,} bytes; at most {limit:,} were due")
+            raise MessageError(f"the reply must have at most {limit:,} bytes; got {reply.size:,}")
         return reply
 
 
-class Seen:
-    """Nonces a site has answered; a question is answered once.
+class AnsweredNonces:
+    """Nonces of the requests that a site has answered; it answers each request once.
 
     Parameters
     ----------
     task : str
-        Digest of the task the site has agreed to; runs of it are called ``NAME-DIGEST``.
+        Digest of the task that the site has agreed to. Its runs are called ``NAME-DIGEST``.
+    nonces : iterable of str
+        Nonces of requests that were answered before.
+    keep : int
+        How many of the latest nonces to remember.
     """
 
     def __init__(self, task: str, nonces: Iterable[str] = (), *, keep: int = 4096) -> None:
-        self.task, self.nonces, self._keep = task, list(nonces), keep
+        self.task, self.recent, self._keep = task, list(nonces), keep
 
-    def take(self, message: Message) -> None:
-        """Remember a question.
+    def add(self, request: Message) -> None:
+        """Remember a request.
 
         Raises
         ------
         MessageError
-            If it belongs to another task, or was asked before.
+            If the request belongs to another task, or was answered before.
         """
-        head = message.header
+        head = request.header
         task = head.run.rpartition("-")[2]
         if task != self.task:
             raise MessageError(
-                f"the question is for task {task!r}; this site has agreed to {self.task!r}; "
-                "compare the task files of server and site and, if they are the same, the versions "
-                "of fedshift"
+                f"this site has agreed to task {self.task!r}; the request is for task {task!r}; "
+                "compare the task files of server and site; if they are the same, compare the "
+                "versions of fedshift"
             )
-        if head.nonce in self.nonces:
-            raise MessageError(f"{head.phase} of round {head.round} was asked before: a replay")
-        self.nonces = [*self.nonces, head.nonce][-self._keep :]
+        if head.nonce in self.recent:
+            what = f"{head.phase} of round {head.round}"
+            raise MessageError(f"this request, {what}, was answered before: it is a replay")
+        self.recent = [*self.recent, head.nonce][-self._keep :]
 
 
 def plain(array: Array) -> Array:
-    """An array as it travels: row after row, in this machine's order of bytes."""
+    """Return an array in row-major order and this machine's byte order, as messages need it."""
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
 def digest(value: Any) -> str:
-    """A short hash of a JSON value."""
+    """Return a short hash of a JSON value."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -320,6 +329,6 @@ def _length(value: Fact) -> int:
     return len(value) if isinstance(value, str) else 8
 
 
-def _shown(value: Any) -> str:
+def _repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."

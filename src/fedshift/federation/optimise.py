@@ -1,4 +1,7 @@
-"""Server optimisers on flat vectors, in place; leading axes are independent copies."""
+"""Optimisers that change vectors of parameters in place.
+
+A vector is the last axis of a tensor; the axes before it are independent runs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ from fedshift.federation.plan import Optimizer
 
 
 def memory(rule: Optimizer, like: Tensor) -> dict[str, Tensor]:
-    """What a rule remembers, at its start: "m", "v" shaped as `like`, "t" without the last axis."""
+    """Return the initial memory of an optimiser, which is all zeros.
+
+    "m" and "v" (means of the gradients and of their squares) have the shape of `like`. "t" (the
+    number of steps) has this shape without the last axis. Rule "sgd" needs at most "m".
+    """
     if rule.rule == "sgd":
         return {"m": torch.zeros_like(like)} if rule.momentum else {}
     count = torch.zeros(like.shape[:-1], dtype=like.dtype, device=like.device)
@@ -19,10 +26,16 @@ def memory(rule: Optimizer, like: Tensor) -> dict[str, Tensor]:
 
 
 def step(rule: Optimizer, flat: Tensor, grad: Tensor, memory: Mapping[str, Tensor]) -> None:
-    r"""One step of `flat` (…, P) along `grad` (…, P), updating it and `memory`.
+    r"""Change `flat` (…, P) in place by one step of an optimiser with gradient `grad` (…, P).
 
-    Adam: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², θ ← θ − lr m̂ / (√v̂ + ε) with bias-corrected
-    m̂, v̂; Yogi: v ← v − (1−β₂) sign(v − g²) g²; SGD: m ← μm + g, θ ← θ − lr m.
+    P is the number of parameters, θ is `flat`, g is `grad`. The means m and v and the number of
+    steps t are in `memory`, which is updated too. β₁ and β₂ are ``rule.betas``, μ is
+    ``rule.momentum``, ε is ``rule.eps``, lr is ``rule.lr``.
+
+    - Adam: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², θ ← θ − lr m̂ / (√v̂ + ε), with the
+      bias-corrected means m̂ = m / (1−β₁ᵗ) and v̂ = v / (1−β₂ᵗ).
+    - Yogi: as Adam, but v ← v − (1−β₂) sign(v − g²) g².
+    - SGD: m ← μm + g, θ ← θ − lr m.
     """
     if rule.weight_decay and rule.rule == "adamw":
         flat.mul_(1 - rule.lr * rule.weight_decay)

@@ -1,4 +1,4 @@
-"""What exactly runs: a plan is a value, and every engine runs the same plan."""
+"""Plans: all settings of the training rounds, the same for every engine."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ def _not_negative(owner: object, name: str, *, below: float = math.inf) -> None:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How the server turns a gradient (or the mean step of the clients) into its own step.
+    """The server's optimiser, applied to a gradient (FedSGD) or the clients' mean step (FedAvg).
 
     Attributes
     ----------
     rule : {"sgd", "adam", "adamw", "yogi"}
     lr : float
     momentum : float
-        Of "sgd".
+        Only for "sgd".
     betas : (float, float)
-        Of the adaptive rules.
+        Only for "adam", "adamw" and "yogi".
     eps : float
     weight_decay : float
-        Added to the gradient; with "adamw" the parameters shrink instead.
+        This multiple of the parameters is added to the gradient. With "adamw", every step shrinks
+        the parameters by the factor 1 − lr · weight_decay instead.
     """
 
     rule: ServerRule = "adam"
@@ -73,17 +74,19 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class TopK:
-    """Send the largest share of every gradient; what is left is added to the next (error feedback).
+    """Send the largest entries of every gradient.
+
+    The other entries are added to the next gradient (error feedback).
 
     Attributes
     ----------
     share : float
-        Of the numbers, in (0, 1].
+        Share of entries that are sent, in (0, 1].
     """
 
     share: float = 0.01
     kind: ClassVar[str] = "top-k"
-    #: whether what is not sent is kept for the next round
+    #: whether what is not sent is added to the next round
     remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -93,9 +96,9 @@ class TopK:
 
 @dataclass(frozen=True)
 class QSGD:
-    """Send every number rounded at random to one of `levels` steps of the gradient's length.
+    """Send every entry of a gradient, rounded at random to a multiple of ‖g‖ / `levels`.
 
-    Unbiased (Alistarh et al. 2017).
+    ‖g‖ is the Euclidean norm of the gradient g. The rounding is unbiased (Alistarh et al. 2017).
     """
 
     levels: int = 16
@@ -108,15 +111,17 @@ class QSGD:
 
 @dataclass(frozen=True)
 class Sign:
-    """Send one bit a number, its sign, and for every block of numbers their mean size.
+    """Send the sign of every entry (one bit) and the mean absolute value of every block.
 
-    What is left is added to the next (error feedback; Karimireddy et al. 2019). About 28 times
-    fewer bytes than float32 with the default block.
+    A block is a run of neighbouring entries of the gradient. The difference between the gradient
+    and what is sent is added to the next gradient (error feedback; Karimireddy et al. 2019). With
+    the default block, a gradient takes about 28 times fewer bytes than in float32.
 
     Attributes
     ----------
     block : int
-        Numbers that share one size; layers differ in scale, so blocks are small.
+        Number of entries in a block. Blocks are small because the gradients of different layers
+        differ in scale.
     """
 
     block: int = 256
@@ -132,45 +137,56 @@ Compression = TopK | QSGD | Sign
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(ABC):
-    """What both kinds of plan share.
+    """Settings that `FedSGD` and `FedAvg` share.
 
     Attributes
     ----------
     batch_size : int
         Rows of a client in one step.
     participation : None, int or tuple of names
-        Everybody; so many clients drawn at random each round; always these clients.
+        None: every client takes part. An int: that many clients, drawn at random each round. Names:
+        always these clients.
     client_weights : mapping of name to λ_k ≥ 0, optional
-        The objective is Σ_k λ_k F_k; 1 for clients not named.
+        The objective is Σ_k λ_k F_k, with F_k the mean weighted loss of client k's rows. λ_k is 1
+        for clients without an entry.
     norm : {"averaged", "local", "synchronous", "group"}
-        What happens to BatchNorm layers (`fedshift.learn.norm`).
+        Treatment of BatchNorm layers (`fedshift.learn.norm`).
     importance : {"loss", "sampling", "logits"}
-        Multiply losses by the weights; draw rows with probability ∝ weight; or take each class's
-        mean log weight at a client from the scores its rows are trained with (logit adjustment:
-        for label shift, where weights belong to classes; what differs within a class stays in the
-        loss). The last two go on acting in a network that fits every row.
+        "loss" multiplies losses by the weights. "sampling" draws rows with probability ∝ weight.
+        "logits" is logit adjustment: in training, it subtracts the log of the client's mean weight
+        of each class from the score of the class. It is meant for label shift, where all rows of a
+        class have the same weight. If weights differ within a class, each row's loss is also
+        multiplied by its weight divided by the mean weight of its class. "sampling" and "logits"
+        still have an effect in a network that fits every training row, where weights on the losses
+        have little.
     augment : {"none", "crop-flip"}
         Random crop after padding by an eighth of the width, and a horizontal flip.
     mixup : float
-        Blend every row of a batch with another of the same client, and their losses likewise;
-        shares are drawn from Beta(mixup, mixup). 0: off. Weights go on acting in a network that
-        would otherwise learn its few heavy rows by heart.
+        Blend every row of a batch with another row of the same client. The losses for the labels
+        of the two rows are blended with the same shares. The share of the first row is drawn from
+        Beta(mixup, mixup). Weights then still have an effect in a network that would otherwise
+        memorise its few rows of large weight. 0 turns mixup off.
     tail : float
-        Exponent of a polynomial tail of the cross entropy (`fedshift.learn.losses.polynomial`),
-        for example 1, with which weights go on acting in a network that fits every row. 0: off.
+        Exponent, for example 1, of a polynomial loss that replaces the cross entropy at rows whose
+        correct class has a probability of at least ½ (`fedshift.learn.losses.Polynomial`). Weights
+        then still have an effect in a network that fits every training row. With 0, the
+        loss is the cross entropy everywhere.
     average : float
-        Decay a round of an exponential mean of the server's parameters, for example 0.999, which
-        is then the model; shorter at the start. 0: off, the last parameters are the model.
+        Decay per round of an exponential moving average of the server's parameters, for example
+        0.999. In the first rounds a smaller decay is used. The average is the final model. With 0
+        the last parameters are the final model.
     compression : TopK, QSGD or Sign, optional
-        Of what clients send.
+        Compression of what clients send.
     broadcast : TopK or Sign, optional
-        Of what the server sends. Clients that were there in the last round are told how far to
-        move, C(θ − θ̂), from the parameters θ̂ they hold; what they are not told stays in θ − θ̂
-        for the next round. They train at θ̂; the model is θ.
+        Compression C of what the server sends. The server has the parameters θ, which are the
+        model. Clients hold approximate parameters θ̂ and compute gradients at θ̂. Clients that took
+        part in the last round receive the compressed difference C(θ − θ̂) and add it to θ̂; other
+        clients receive the new θ̂ itself, uncompressed. What C leaves out stays in the difference
+        θ − θ̂, and is sent in later rounds.
     seed : int
     """
 
-    #: a recipe's table need not say which plan it is: the first of those possible is meant
+    #: a recipe's table may leave the plan's kind out: the first that fits is taken
     kind_is_optional: ClassVar[bool] = True
 
     batch_size: int = 64
@@ -202,7 +218,7 @@ class Plan(ABC):
             if not names or len(set(names)) < len(names):
                 raise InputError(
                     f"{type(self).__name__}: participation must name at least one client, each "
-                    f"once; got {names!r}; take None for everybody"
+                    f"once; got {names!r}; take None for all clients"
                 )
         elif self.participation is not None:
             whole(self, "participation")
@@ -218,8 +234,8 @@ class Plan(ABC):
             )
         if self.norm == "synchronous" and (self.compression or self.broadcast) is not None:
             raise InputError(
-                "with synchronous BatchNorm no client has a gradient of its own to compress; take "
-                "norm='averaged', or compression=None and broadcast=None"
+                "norm='synchronous' gives clients one joint gradient, so no client can compress "
+                "its own gradient; take norm='averaged', or compression=None and broadcast=None"
             )
         for name, value in (self.client_weights or {}).items():
             if not _is_in(value, math.inf):
@@ -228,44 +244,48 @@ class Plan(ABC):
                 )
 
     def check_loss(self, loss: str) -> None:
-        """Raise if the plan is of classes and the loss of numbers."""
+        """Raise if the plan needs a loss for classes and `loss` is for numbers."""
         if loss == "cross-entropy":
             return
         if self.tail:
             raise InputError(
-                f"{type(self).__name__}: tail={self.tail} bends the cross entropy of classes; the "
-                f"loss is {loss!r}; set tail=0"
+                f"{type(self).__name__}: tail={self.tail} needs loss='cross-entropy'; got "
+                f"{loss!r}; set tail=0"
             )
         if self.importance == "logits":
             raise InputError(
-                f"{type(self).__name__}: importance='logits' moves the scores of classes; the loss "
-                f"is {loss!r}; take importance='loss' or 'sampling'"
+                f"{type(self).__name__}: importance='logits' needs classes; got loss {loss!r}; "
+                "take importance='loss' or 'sampling'"
             )
 
-    def check_lean(self) -> None:
-        """Raise if clients that lean on each other would not count with their own part."""
+    def check_pooling(self) -> None:
+        """Raise if the plan cannot be combined with partial pooling.
+
+        With partial pooling, a client's share in the objective is proportional to its mean weight.
+        So all clients must take part equally often, and their weights must not be rescaled.
+        """
         drawn = isinstance(self.participation, int)
-        wrong = {  # clients have unequal parts of the target, and each must count with its own
+        wrong = {  # clients have unequal shares of the target
             "participation of named clients": isinstance(self.participation, tuple),
             "client_weights": bool(self.client_weights),
             "importance='logits'": self.importance == "logits",
-            "FedAvg(normalise='self') with some clients a round; take normalise='none'": (
+            "FedAvg(normalise='self') with clients drawn at random; take normalise='none'": (
                 drawn and getattr(self, "normalise", "none") != "none"
             ),
         }
-        for told, there in wrong.items():
-            if there:
+        for name, present in wrong.items():
+            if present:
                 raise InputError(
-                    "lean needs clients that take part equally often and sums whose scale is kept; "
-                    f"got {told}; leave one of the two out"
+                    "pooling needs clients that take part equally often and keep the scale of "
+                    f"their weights; got {name}; change the plan, or set pooling=0"
                 )
 
     def check_clients(self, names: Sequence[str]) -> None:
-        """Raise if the plan names a client that is not there, or asks for too many."""
+        """Raise if the plan names an unknown client or has more participants than clients."""
         p = self.participation
         for name in (*(self.client_weights or {}), *(p if isinstance(p, tuple) else ())):
             if name not in names:
-                raise InputError(f"the plan names a client; it must be {nearest(name, names)}")
+                raise InputError(f"a client in the plan must be {nearest(name, names)}")
         if isinstance(p, int) and p > len(names):
             raise InputError(
                 f"participation must be at most the number of clients, {len(names)}; got {p}"
@@ -274,17 +294,17 @@ class Plan(ABC):
     @property
     @abstractmethod
     def n_rounds(self) -> int:
-        """How often the server steps."""
+        """Number of rounds. The server makes one step in every round."""
 
     @property
     @abstractmethod
     def n_steps(self) -> int:
-        """Batches of a client in one round."""
+        """Number of batches of a client in one round."""
 
     @property
     @abstractmethod
     def rule(self) -> Optimizer:
-        """The server's rule."""
+        """The server's optimiser, with all its settings."""
 
     def __repr__(self) -> str:
         changed = (
@@ -297,18 +317,20 @@ class Plan(ABC):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FedSGD(Plan):
-    r"""One weighted gradient from every client, one step of the server, every iteration.
+    r"""In every iteration, one weighted gradient from every client and one step of the server.
 
     .. math:: g = Σ_k λ_k \frac1B Σ_i w_i ∇ℓ_i
 
-    This is what the paper trains with. With m of K clients drawn at random, g is multiplied by
-    K / m, so that it still points along the gradient of the sum over all clients.
+    λ_k is the client weight, B the batch size, w_i the importance weight and ℓ_i the loss of row i.
+    The paper of FTW-ERM (Ramezani-Kebrya et al., TMLR 2023) trains this way. With m of K clients
+    drawn at random, g is multiplied by K / m, so that its mean is still the gradient of the sum
+    over all clients.
 
     Attributes
     ----------
     iterations : int
     lr, optimizer, momentum, betas, eps, weight_decay
-        The server's rule (`Optimizer`).
+        Settings of the server's optimiser; `optimizer` is its `rule` (see `Optimizer`).
     """
 
     kind: ClassVar[str] = "fedsgd"
@@ -328,17 +350,17 @@ class FedSGD(Plan):
 
     @property
     def n_rounds(self) -> int:
-        """Iterations."""
+        """Number of iterations."""
         return self.iterations
 
     @property
     def n_steps(self) -> int:
-        """One batch a round."""
+        """Number of batches of a client in one round: always 1."""
         return 1
 
     @property
     def rule(self) -> Optimizer:
-        """The server's rule."""
+        """The server's optimiser, with all its settings."""
         return Optimizer(
             self.optimizer, self.lr, self.momentum, self.betas, self.eps, self.weight_decay
         )
@@ -348,24 +370,27 @@ class FedSGD(Plan):
 class FedAvg(Plan):
     r"""Several local steps, then the mean of the clients' parameters.
 
-    Client k minimises F_k / N_k + (prox / 2) ‖θ − θ_global‖² by SGD, and its step counts with
-    λ_k N_k in the mean: whatever divides the local loss is the aggregation weight. N_k is 1
-    (``normalise="none"``) or the mean weight of the client's rows (``"self"``), which keeps local
-    steps of one size whatever the scale of the ratios.
+    Client k minimises F_k / N_k + (prox / 2) ‖θ − θ_global‖² by SGD, with F_k the mean weighted
+    loss of its rows and θ_global the server's parameters. In the mean over clients, the step of
+    client k has weight λ_k N_k, with λ_k from `client_weights`. So the same N_k that divides the
+    local loss multiplies the client's step. N_k is 1 (``normalise="none"``) or the mean weight
+    of the client's rows (``"self"``). With ``"self"``, the size of local steps does not depend on
+    the scale of the ratios.
 
     Attributes
     ----------
     rounds : int
     local_steps : int
     local_lr, local_momentum, weight_decay : float
-        Of the clients' SGD.
+        Settings of the clients' SGD.
     prox : float
-        FedProx.
+        Factor of the proximal term (FedProx); 0 turns it off.
     scaffold : bool
         Control variates against client drift (SCAFFOLD, option II).
     normalise : {"self", "none"}
+        Choice of N_k.
     server : Optimizer
-        Applied to the mean step; plain averaging by default.
+        Optimiser that applies the mean step; by default the mean step is added as it is.
     """
 
     kind: ClassVar[str] = "fedavg"
@@ -391,12 +416,12 @@ class FedAvg(Plan):
         _not_negative(self, "local_momentum", below=1)
         if not isinstance(self.server, Optimizer):
             raise InputError(
-                f"FedAvg: server must be an Optimizer; got {self.server!r}; say Optimizer('sgd', 1)"
+                f"FedAvg: server must be an Optimizer; got {self.server!r}; try Optimizer('sgd', 1)"
             )
         if self.norm == "synchronous":
             raise InputError(
-                "FedAvg cannot have synchronous BatchNorm: clients do not meet between local "
-                "steps; take norm='averaged', 'local' or 'group'"
+                "FedAvg cannot have synchronous BatchNorm, because clients exchange nothing "
+                "between local steps; take norm='averaged', 'local' or 'group'"
             )
         if self.scaffold and self.local_momentum:
             raise InputError(
@@ -410,15 +435,15 @@ class FedAvg(Plan):
 
     @property
     def n_rounds(self) -> int:
-        """Rounds."""
+        """Number of rounds."""
         return self.rounds
 
     @property
     def n_steps(self) -> int:
-        """Local steps."""
+        """Number of local steps."""
         return self.local_steps
 
     @property
     def rule(self) -> Optimizer:
-        """The server's rule."""
+        """The server's optimiser, with all its settings."""
         return self.server

@@ -1,4 +1,4 @@
-"""A client whose ratio gradients leave with noise."""
+"""A client that adds noise to its gradients of the ratio model before it sends them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from fedshift.privacy.policy import Privacy
 
 
 class PrivateClient(Client):
-    """Clips every row's gradient and adds noise; books what each batch costs.
+    """Clips each row's gradient, adds noise, and records the privacy loss of each batch.
 
-    Losses are not told: they would need noise of their own.
+    Losses do not leave the client, because they would need noise of their own.
 
     Parameters
     ----------
     policy : Privacy
-        Its `noise` and `clip`.
+        Policy of the site. Its `noise` and `clip` are used.
     books : Accountant
+        Account of the privacy that the site has spent; each batch is added to it.
     stream : str
-        Names the sequence of batches in the books; folds have one each.
+        Name under which the accountant counts this sequence of batches. Each fold has its own.
     seed : int, optional
-        Of the noise, for tests; the operating system's entropy if left out.
+        Seed of the noise, for tests. By default the noise is drawn from the operating system's
+        entropy.
     """
 
     def __init__(
@@ -45,15 +47,16 @@ class PrivateClient(Client):
         super().__init__(task, position, memory)
         if task.plan.importance != "loss" or task.plan.mixup:
             raise InputError(
-                "private gradients need each row once an epoch and on its own; take "
+                "gradients with noise need each row once per epoch, not mixed with other rows; got "
+                f"importance={task.plan.importance!r}, mixup={task.plan.mixup}; use "
                 "importance='loss' and mixup=0 in the plan of the ratio phase"
             )
         self._policy, self._books, self._stream = policy, books, stream
         self._functional = row_loss(self.model, task.loss)
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
-    def reply(self, number: int, told: Broadcast) -> Reply:
-        """Do a round."""
+    def reply(self, number: int, message: Broadcast) -> Reply:
+        """Train for one round and return the reply."""
         plan, n = self.task.plan, len(self.task.x)
         self._rows = iter(torch.as_tensor(self.task.batch_rows(self.position, number)))
         self._books.spend_epochs(
@@ -64,15 +67,15 @@ class PrivateClient(Client):
             first=number * plan.n_steps,
             what=f"train.ratio {self._stream}",
         )
-        return super().reply(number, told)
+        return super().reply(number, message)
 
     def differentiate(
         self, batch: Batch, params: Tensor, local: Tensor | None
     ) -> tuple[float, Tensor, Tensor | None, Tensor | None]:
-        """A gradient with noise; no loss, no statistics."""
+        """Return loss 0, a gradient with noise, and None for everything about BatchNorm layers."""
         layout: Any = self.task.layout
         self.model.train()
-        found = private_gradient(
+        gradient = private_gradient(
             self._functional,
             layout.views(params),
             batch.x,
@@ -83,4 +86,4 @@ class PrivateClient(Client):
             noise=self._policy.noise,
             generator=self._generator,
         )
-        return 0.0, layout.flatten(found), None, None
+        return 0.0, layout.flatten(gradient), None, None

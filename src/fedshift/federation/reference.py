@@ -1,4 +1,7 @@
-"""Client after client, in obvious code: what every other engine has to agree with."""
+"""The reference engine: plain code, one client after another.
+
+Other engines must give the same results.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from fedshift.federation.client import Broadcast, Client, Memory, Reply, momentu
 from fedshift.federation.compress import show
 from fedshift.federation.engine import Engine, Log
 from fedshift.federation.task import Batch, State, follow
-from fedshift.learn.norm import mixed
+from fedshift.learn.norm import mix_moments
 
 #: entries of a state with a row for every client
 BY_CLIENT = ("local", "local_m", "local_v", "local_t", "ck", "error")
@@ -28,7 +31,7 @@ class Reference(Engine):
 
     @property
     def state(self) -> State:
-        """A copy of where the run stands."""
+        """A copy of the run's state."""
         return State(
             self._state.round, {n: t.cpu().clone() for n, t in self._state.tensors.items()}
         )
@@ -44,12 +47,12 @@ class Reference(Engine):
 
     def _round(self, number: int, who: list[int]) -> list[list[float]]:
         plan, t = self.task.plan, self._state.tensors
-        seen = t["params"] if plan.broadcast is None else t["shown"]
-        told = Broadcast(seen, None if plan.norm == "local" else t.get("stats"), t.get("c"))
+        params = t["params"] if plan.broadcast is None else t["shown"]
+        message = Broadcast(params, None if plan.norm == "local" else t.get("stats"), t.get("c"))
         if plan.norm == "synchronous" and self.task.stats_layout.size:
-            losses = self._together(number, who, told)
+            losses = self._together(number, who, message)
         else:
-            replies = [self._client(k).reply(number, told) for k in who]
+            replies = [self._client(k).reply(number, message) for k in who]
             losses = [r.losses for r in replies]
             self._aggregate(who, replies)
         if plan.broadcast is not None:
@@ -70,20 +73,22 @@ class Reference(Engine):
     def _step(self, update: Tensor) -> None:
         server_step(self.task, self._state.tensors, update)
 
-    def _together(self, number: int, who: list[int], told: Broadcast) -> list[list[float]]:
-        """A round in one pass, as if clients exchanged moments at every layer; their losses."""
+    def _together(self, number: int, who: list[int], message: Broadcast) -> list[list[float]]:
+        """Losses of a round in one pass, as if clients exchanged moments at every layer."""
         task = self.task
         batches = [task.batches(k, number)[0] for k in who]
         factors = task.share[who] * task.scale * len(who)  # the loss divides by all rows
         joint = _joined(batches, factors)
         client = self._client(who[0])
-        _, grad, _, seen = client.differentiate(joint, told.params, None)
-        assert seen is not None
-        assert told.stats is not None
-        losses = self._losses(batches, joint, told.params)
+        _, grad, _, moments = client.differentiate(joint, message.params, None)
+        assert moments is not None
+        assert message.stats is not None
+        losses = self._losses(batches, joint, message.params)
         self._step(grad)
         self._state.tensors["stats"] = torch.stack(
-            mixed(told.stats[0], told.stats[1], seen[0], seen[1], momentum(task.model))
+            mix_moments(
+                message.stats[0], message.stats[1], moments[0], moments[1], momentum(task.model)
+            )
         )
         return losses
 
@@ -94,7 +99,7 @@ class Reference(Engine):
                 task.model, task.layout.views(params), (joint.x,)
             ).split([len(b.y) for b in batches])
         return [
-            [float(b.weighted(task.loss, s).mean())] for s, b in zip(scores, batches, strict=True)
+            [float(b.row_losses(task.loss, s).mean())] for s, b in zip(scores, batches, strict=True)
         ]
 
 
@@ -103,12 +108,12 @@ def _joined(batches: list[Batch], factors: Iterable[float]) -> Batch:
     pairs = list(zip(batches, factors, strict=True))
     ys = [b.other_y for b in batches if b.other_y is not None]
     cs = [b.other_coefficient * f for b, f in pairs if b.other_coefficient is not None]
-    moved = [b.offset for b in batches if b.offset is not None]
+    offsets = [b.offset for b in batches if b.offset is not None]
     return Batch(
         torch.cat([b.x for b in batches]),
         torch.cat([b.y for b in batches]),
         torch.cat([b.coefficient * f for b, f in pairs]),
         torch.cat(ys) if ys else None,
         torch.cat(cs) if cs else None,
-        torch.cat(moved) if moved else None,
+        torch.cat(offsets) if offsets else None,
     )

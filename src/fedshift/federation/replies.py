@@ -1,4 +1,4 @@
-"""What sites answered, read and checked: everything here comes from outside."""
+"""Functions that read replies. A reply comes from outside, so each function checks all values."""
 
 from __future__ import annotations
 
@@ -10,41 +10,44 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedshift.defence.calibration import Sums
-from fedshift.defence.ratios import check_law
+from fedshift.defence.calibration import CalibrationSums
+from fedshift.defence.ratios import check_label_distribution
 from fedshift.defence.robust import check_update
 from fedshift.federation.client import Reply
 from fedshift.federation.compress import unpack
-from fedshift.federation.job import Job, Stage
+from fedshift.federation.deployment_task import DeploymentTask, Stage
 from fedshift.federation.messages import Array, Message, MessageError
 from fedshift.federation.task import Task
 from fedshift.learn.evaluate import ClientScore
 
-#: longest update taken from anybody, before robust rules look at it
+#: largest norm of an update that is accepted, before robust rules apply
 HUGE = 1e8
-#: cuts of log ratios for a bound from counts
+#: edges of the bins of log ratios, for a bound from counts
 EDGES = np.linspace(-6.0, 8.0, 29)
-#: largest count of rows taken from anybody; sums of such counts stay exact
+#: largest count of rows that is accepted; sums of such counts stay exact
 MOST = 2**31
 
 
-class Heard(NamedTuple):
-    """What a site said in a round, fold by fold; no losses where they are kept back."""
+class SiteReplies(NamedTuple):
+    """A site's replies of a round, its losses and its N_k (see `FedAvg`), one of each per fold.
+
+    `losses` is empty if losses stay at the site. `parts`, the N_k, is 1 outside the ratio phase.
+    """
 
     replies: list[Reply]
     losses: list[float]
     parts: list[float]
 
 
-def read_reply(message: Message, stage: Stage, tasks: list[Task]) -> Heard:
-    """A site's replies for all folds.
+def read_reply(message: Message, stage: Stage, tasks: list[Task]) -> SiteReplies:
+    """Return a site's replies for all folds.
 
     Raises
     ------
     MessageError, ValueError
-        If anything is missing, of another shape, not finite or huge.
+        If a value is missing, has another shape, is not finite or is huge.
     """
-    out = Heard([], [], [])
+    out = SiteReplies([], [], [])
     for j, task in enumerate(tasks):
         size, dtype = task.layout.size, task.x.dtype
         own = {
@@ -65,62 +68,69 @@ def read_reply(message: Message, stage: Stage, tasks: list[Task]) -> Heard:
 def _finite(message: Message, name: str, low: float = -math.inf, high: float = math.inf) -> float:
     value: float = message.fact(name, float)
     if not (math.isfinite(value) and low <= value <= high):
-        raise MessageError(f"{name} is {value}")
+        raise MessageError(f"{name} must be finite and in [{low:g}, {high:g}]; got {value}")
     return value
 
 
 def read_cells(message: Message, clients: int) -> list[Any]:
-    """Counts of cells along every client's log ratio, which are hidden, and 1 / ε of each table."""
+    """Return counts, hidden bins and noise of each client's table, as three lists.
+
+    A table counts the site's test rows in bins of one client's log ratio. Small counts are hidden:
+    the bin's entry in the list of hidden bins is 1, and its count is 0. The noise of a table is
+    1 / ε, with ε the privacy loss of the table, or 0 without noise.
+    """
     shape = (clients, len(EDGES) + 1)
     counts, hidden = (message.array(n, shape, "i") for n in ("counts", "hidden"))
-    shown = np.where(hidden > 0, 0, counts)
-    if (shown < 0).any() or (shown != counts).any() or not shown.any(axis=1).all():
-        raise MessageError("counts must be ≥ 0, some in every row, and 0 where they are hidden")
+    visible = np.where(hidden > 0, 0, counts)
+    if (visible < 0).any() or (visible != counts).any() or not visible.any(axis=1).all():
+        raise MessageError("counts must be ≥ 0, some > 0 in every row, and 0 in hidden bins")
     if (counts > MOST).any():
         raise MessageError(f"counts must be at most {MOST:,}; got {counts.max():,}")
     noise = message.array("noise", (clients,))
     if (noise < 0).any():
-        raise MessageError(f"noise must be 1 / ε of every table, 0 for none; got {noise.min()}")
+        raise MessageError(f"noise must be ≥ 0: 1 / ε, or 0 without noise; got {noise.min()}")
     return [counts.tolist(), hidden.tolist(), noise.tolist()]
 
 
-def read_sums(message: Message, size: int) -> Sums:
-    """Slope and curvature of a calibration."""
+def read_sums(message: Message, size: int) -> CalibrationSums:
+    """Return gradient and curvature (Hessian) of the calibration loss at a site."""
     slope = message.array("slope", (size,)).astype(np.float64)
     curve = message.array("curve", (size, size)).astype(np.float64)
-    return Sums(slope, (curve + curve.T) / 2)
+    return CalibrationSums(slope, (curve + curve.T) / 2)
 
 
-def read_law(message: Message, classes: int) -> list[float]:
-    law = message.array("law", (classes,)).astype(np.float64)
-    why = check_law(law, classes)
+def read_distribution(message: Message, classes: int) -> list[float]:
+    """Return a site's test label distribution, divided by its sum."""
+    distribution = message.array("distribution", (classes,)).astype(np.float64)
+    why = check_label_distribution(distribution, classes)
     if why is not None:
-        raise MessageError(f"its label law has {why}")
-    out: list[float] = (law / law.sum()).tolist()
+        raise MessageError(f"its label distribution has {why}")
+    out: list[float] = (distribution / distribution.sum()).tolist()
     return out
 
 
-def read_pool(message: Message, job: Job) -> Array:
+def read_pool(message: Message, job: DeploymentTask) -> Array:
+    """Return the rows that a site adds to the pool of test rows of all sites."""
     rows = message.array("rows")
     if rows.shape[1:] != job.shape or not 1 <= len(rows) <= job.ratio.quota:
         raise MessageError(
-            f"a pool has 1 to {job.ratio.quota} rows of shape {job.shape}; got {rows.shape}"
+            f"rows must be 1 to {job.ratio.quota} rows of shape {job.shape}; got {rows.shape}"
         )
     return rows
 
 
-def read_score(message: Message, job: Job) -> ClientScore:
-    """A site's figures."""
+def read_score(message: Message, job: DeploymentTask) -> ClientScore:
+    """Return a site's scores."""
     table = json.loads(message.fact("score", str))
     for name, value in table.items():
         number = type(value) in (int, float) and math.isfinite(value)
         if name != "client" and value is not None and not number:
             raise MessageError(f"{name} of a score must be a number; got {value!r:.50}")
-    found = ClientScore(**table)
+    score = ClientScore(**table)
     high = 1.0 if job.loss == "cross-entropy" else math.inf
-    if (found.mse is None) != (high == 1.0) or not 0 <= float(found.value) <= high:
-        raise MessageError(f"a score cannot be {found!r:.200}")
-    return found
+    if (score.mse is None) != (high == 1.0) or not 0 <= float(score.value) <= high:
+        raise MessageError(f"a score must be in [0, {high:g}]; got {score!r:.200}")
+    return score
 
 
 def _stats(message: Message, j: int, task: Task) -> torch.Tensor | None:
@@ -128,7 +138,7 @@ def _stats(message: Message, j: int, task: Task) -> torch.Tensor | None:
         return None
     stats = message.array(f"{j}/stats", (2, task.stats_layout.size))
     if (stats[1] < 0).any() or np.abs(stats).max() > HUGE:
-        raise MessageError("statistics have a negative variance or are huge")
+        raise MessageError(f"BatchNorm variances must be ≥ 0, and all moments at most {HUGE:g}")
     return torch.tensor(stats).to(task.x.dtype)
 
 
@@ -143,7 +153,11 @@ def _control(message: Message, j: int, task: Task) -> torch.Tensor | None:
 
 
 def shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-    """The model of a state: its mean over rounds where the plan keeps one."""
+    """Return the model of a state.
+
+    Its parameters are the moving average over rounds if the plan has `average` > 0, otherwise the
+    parameters of the last round.
+    """
     return {
         n: tensors.get(f"mean_{n}", tensors[n]).cpu().numpy()
         for n in ("params", "stats")

@@ -1,7 +1,7 @@
-"""All that a site answers: its rows stay here, and what leaves is what its own policy allows.
+"""A site: it keeps its rows, replies to requests, and sends only what its own policy allows.
 
-A site is asked by messages, whoever carries them. What it must remember lies on its own disk
-(`fedshift.federation.shelf`).
+Requests arrive as messages over any transport. The site keeps its state on its own disk
+(`fedshift.federation.site_state`).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from torch import Tensor
 from fedshift import __version__
 from fedshift.core.samples import Float64Array
 from fedshift.data.federation import ClientData, Federation
-from fedshift.defence.ratios import check_law
+from fedshift.defence.ratios import check_label_distribution
 from fedshift.errors import FedshiftError, InputError, TrainingDiverged
 from fedshift.federation.client import Client, Memory
 from fedshift.federation.compress import pack
-from fedshift.federation.job import POOLED, SHARED, Job, Stage
+from fedshift.federation.deployment_task import POOLED, SHARED, DeploymentTask, Stage
+from fedshift.federation.downlink import read_downlink
 from fedshift.federation.messages import Array, Fact, Message, MessageError
 from fedshift.federation.private import PrivateClient
 from fedshift.federation.ratios import (
-    Labels,
-    Laws,
+    LabelShiftClient,
+    MultiSourceClient,
+    compute_site_weights,
     local_log_ratio,
     models_of,
     pooled_log_ratio,
     sampler_of,
     sent_state,
-    site_weights,
     weight_facts,
 )
-from fedshift.federation.shelf import Shelf
+from fedshift.federation.site_state import SiteState
 from fedshift.federation.task import State, Task
-from fedshift.federation.telling import read_told
 from fedshift.learn.evaluate import evaluate
 from fedshift.privacy.audit import fit_audited
 from fedshift.privacy.bins import bound_from_counts
@@ -50,9 +50,10 @@ from fedshift.privacy.counts import Released
 from fedshift.privacy.policy import Privacy, Refused
 
 _LOG = logging.getLogger(__name__)
-Answer = tuple[dict[str, Array], dict[str, Fact]]
-#: what a site must allow before others' word makes its weights, by kind of ratio
-_WEIGHS = {
+#: arrays and facts of a reply
+Payload = tuple[dict[str, Array], dict[str, Fact]]
+#: what the policy must allow before a site computes weights from what others send, by ratio kind
+_REQUEST = {
     "given": "train.model",
     "local": "train.model",
     "multi-source": "train.ratio",
@@ -63,25 +64,25 @@ _WEIGHS = {
 
 
 class Site:
-    """One client of a job, at its own place.
+    """One client of a deployment.
 
     Parameters
     ----------
-    job : Job
-        As the site knows it; questions about another one are refused.
+    job : DeploymentTask
+        The task that the site has agreed to. The site refuses requests for any other task.
     data : ClientData
-        Its rows.
+        The site's rows.
     folder : path
-        Its own, for what it must remember.
+        The site's own folder, for its state.
     privacy : Privacy, optional
-        Its policy; rung 2 by default.
+        The site's policy; disclosure level 2 by default.
     log_ratio : array (n,), optional
-        Where ratios are known ("given").
+        Log ratios of the training rows, for ratio kind "given".
     """
 
     def __init__(
         self,
-        job: Job,
+        job: DeploymentTask,
         data: ClientData,
         folder: Path | str,
         *,
@@ -89,62 +90,62 @@ class Site:
         log_ratio: Float64Array | None = None,
     ) -> None:
         if data.name not in job.clients:
-            raise InputError(f"the job has clients {list(job.clients)}; this site is {data.name!r}")
+            raise InputError(f"the site must be one of {list(job.clients)}; got {data.name!r}")
         if data.x.shape[1:] != job.shape:
             raise InputError(
-                f"site {data.name!r}: rows must have shape {job.shape}, as the job says; got "
+                f"site {data.name!r}: rows must have shape {job.shape}, as in the task; got "
                 f"{data.x.shape[1:]}"
             )
         if job.loss == "cross-entropy":
             _check_labels(data, job.classes)
         self.job, self.data, self.folder = job, data, Path(folder)
         self.privacy = Privacy() if privacy is None else privacy
-        self._given = log_ratio
-        self._shelf: Shelf | None = None
+        self._log_ratio = log_ratio
+        self._state: SiteState | None = None
         self._tasks: dict[tuple[str, int], Task] = {}
         self._weights: Float64Array | None = None
-        self._labels: Labels | None = None
+        self._labels: LabelShiftClient | None = None
 
-    # -- questions -----------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def handle(self, message: Message) -> Message:
-        """Answer a question, or say why not; never raises for what came from outside."""
+        """Return the reply to a request, or a refusal with a reason. A bad request never raises."""
         try:
-            if self._shelf is None or message.header.run != self._shelf.run:
-                self._shelf = Shelf(self.folder, message, self.job.digest)
-                self._recall()
-            with self.shelf.held() as changed:
+            if self._state is None or message.header.run != self._state.run:
+                self._state = SiteState(self.folder, message, self.job.digest)
+                self._load_weights()
+            with self.state.locked() as changed:
                 if changed:
-                    self._recall()
-                self.shelf.seen.take(message)
-                reply = self._tried(message)
-                self.shelf.write()  # what was refused or went wrong is remembered too
+                    self._load_weights()
+                self.state.nonces.add(message)
+                reply = self._reply(message)
+                self.state.write()  # after a refusal or a failure too
             return reply
         except FedshiftError as error:
-            return message.answer(error=f"{type(error).__name__}: {error}"[:500])
+            return message.reply(error=f"{type(error).__name__}: {error}"[:500])
 
     @property
-    def shelf(self) -> Shelf:
-        """What it keeps of the run it is in."""
-        assert self._shelf is not None, "no question was asked yet"
-        return self._shelf
+    def state(self) -> SiteState:
+        """State of the current run."""
+        assert self._state is not None, "there was no request yet"
+        return self._state
 
-    def _recall(self) -> None:
-        """Find what this site remembers of the run."""
-        kept = self.shelf.kept("weights")
-        self._weights = None if kept is None else kept["weights"].numpy()
+    def _load_weights(self) -> None:
+        """Read the weights of the run from the state folder."""
+        stored = self.state.load("weights")
+        self._weights = None if stored is None else stored["weights"].numpy()
         self._tasks, self._labels = {}, None
 
-    def _tried(self, message: Message) -> Message:
+    def _reply(self, message: Message) -> Message:
         try:
-            return message.answer(*self._answer(message))
+            return message.reply(*self._payload(message))
         except FedshiftError as error:
-            return message.answer(error=f"{type(error).__name__}: {error}"[:500])
-        except Exception as error:  # what it says may show rows, so only its kind leaves
-            _LOG.exception("site %s could not answer %s", self.data.name, message.header)
-            return message.answer(error=f"SiteFailed: {type(error).__name__}; see the site's log")
+            return message.reply(error=f"{type(error).__name__}: {error}"[:500])
+        except Exception as error:  # its text may contain rows, so only its type leaves
+            _LOG.exception("site %s failed at %s", self.data.name, message.header)
+            return message.reply(error=f"SiteFailed: {type(error).__name__}; see the site's log")
 
-    def _answer(self, message: Message) -> Answer:
+    def _payload(self, message: Message) -> Payload:
         phase = message.header.phase
         if phase == "query.describe":
             return self._describe()
@@ -152,318 +153,326 @@ class Site:
             return self._evaluate(message)
         if phase == "query.share":
             what = message.fact("what", str)
-            doing: dict[str, Callable[[Message], Answer]] = {
+            methods: dict[str, Callable[[Message], Payload]] = {
                 "own": self._own,
                 "models": self._models,
                 "presence": self._presence,
                 "calibrate": self._calibrate,
-                "law": self._law,
-                "laws": self._laws,
+                "distribution": self._distribution,
+                "distributions": self._distributions,
                 "cells": self._cells,
                 "bound": self._bound,
                 "rows": self._rows,
                 "pool": self._pool,
             }
-            if what not in doing:
-                raise MessageError(f"a site knows no {what!r} to share")
-            return doing[what](message)
+            if what not in methods:
+                raise MessageError(f"fact 'what' must be one of {', '.join(methods)}; got {what!r}")
+            return methods[what](message)
         stage = self.job.stage("ratio" if phase == "train.ratio" else "model")
         self.privacy.check(phase, rows=len(self.data.x))
         if stage.name == "ratio":
             self.privacy.check(phase, rows=len(self.data.test_x))
         return self._train(message, stage)
 
-    def _describe(self) -> Answer:
+    def _describe(self) -> Payload:
         return {}, {
             "client": self.data.name,
             "version": __version__,
             "task": self.job.digest,
-            "rung": self.privacy.rung,
+            "disclosure_level": self.privacy.disclosure_level,
             "weighed": self._weights is not None,
             **self._weight_facts(),
             **self._epsilon(),
         }
 
     def _epsilon(self) -> dict[str, Fact]:
-        """What was spent in all runs; nothing where noise was never asked for."""
-        books, policy = self.shelf.books, self.privacy
+        """Return the privacy spent in all runs; nothing if noise was never requested."""
+        books, policy = self.state.books, self.privacy
         if not (books.noisy or policy.noise > 0 or policy.epsilon_counts is not None):
             return {}
         epsilon = float(books.epsilon(policy.delta))
-        told = epsilon if np.isfinite(epsilon) else "unbounded"
-        return {"epsilon": told, "delta": policy.delta}
+        return {
+            "epsilon": epsilon if np.isfinite(epsilon) else "unbounded",
+            "delta": policy.delta,
+        }
 
     # -- weights -------------------------------------------------------------------------------
 
-    def _weigh(self, log_ratio: Float64Array | None, bound: float | None = None) -> Answer:
-        """Make and keep weights; their mean leaves the site, as the mean of all needs it."""
+    def _set_weights(self, log_ratio: Float64Array | None, bound: float | None = None) -> Payload:
+        """Compute and store weights. Their mean leaves the site, for the mean over all sites."""
         if log_ratio is None:
             self._weights = np.ones(len(self.data.x))
         else:
-            self._weights = site_weights(self.job, self.data, log_ratio, bound).values
-            self.shelf.keep("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
-        self.shelf.keep("weights", {"weights": torch.as_tensor(self._weights)})
+            self._weights = compute_site_weights(self.job, self.data, log_ratio, bound).values
+            self.state.save("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
+        self.state.save("weights", {"weights": torch.as_tensor(self._weights)})
         self._tasks = {k: t for k, t in self._tasks.items() if k[0] != "model"}
         return {}, self._weight_facts()
 
     def _weight_facts(self) -> dict[str, Fact]:
         return {} if self._weights is None else weight_facts(self.job, self._weights)
 
-    def _check_weighing(self) -> None:
-        """The mean of weights tells about training rows, by the law that others made up."""
-        asked = _WEIGHS[self.job.ratio.kind] if self.job.weighs else "train.model"
-        self.privacy.check(asked, rows=len(self.data.x))
+    def _check_weights(self) -> None:
+        """Check the policy: the mean weight reveals training rows if others choose the ratio."""
+        request = _REQUEST[self.job.ratio.kind] if self.job.weighs else "train.model"
+        self.privacy.check(request, rows=len(self.data.x))
 
-    def _own(self, _: Message) -> Answer:
-        self._check_weighing()
+    def _own(self, _: Message) -> Payload:
+        self._check_weights()
         if not self.job.weighs or self.job.goal.goal(self.data.name) is None:
-            return self._weigh(None)
+            return self._set_weights(None)
         if self.job.ratio.kind == "given":
-            if self._given is None:
+            if self._log_ratio is None:
                 raise InputError(
-                    "the job says that ratios are given; this site has none; take ratio kind "
-                    "'multi-source'"
+                    "ratio kind 'given' needs log ratios of the training rows; this site has none; "
+                    "use ratio kind 'multi-source'"
                 )
-            return self._weigh(np.asarray(self._given, dtype=np.float64))
-        if self.job.ratio.kind != "local":
-            raise MessageError(f"ratio kind {self.job.ratio.kind!r} is no one site's own work")
+            return self._set_weights(np.asarray(self._log_ratio, dtype=np.float64))
+        if (kind := self.job.ratio.kind) != "local":
+            raise MessageError(f"request 'own' needs ratio kind 'given' or 'local'; got {kind!r}")
         self.privacy.check("train.model", rows=len(self.data.test_x))
-        return self._weigh(local_log_ratio(self.job, self.data))
+        return self._set_weights(local_log_ratio(self.job, self.data))
 
     @property
     def _target(self) -> str | None:
-        """Whose test law is in the numerator; None for the sum over all."""
+        """Client whose test distribution is the numerator; None for the sum over all clients."""
         goal = self.job.goal.goal(self.data.name)
         return None if goal == "all" else self.data.name if goal == "own" else goal
 
-    def _models(self, message: Message) -> Answer:
-        """Take the ratio models: weights at once, or what a calibration needs."""
+    def _models(self, message: Message) -> Payload:
+        """Receive the ratio models; compute weights, or prepare the calibration."""
         if self.job.ratio.kind not in SHARED:
             raise MessageError(f"ratio kind {self.job.ratio.kind!r} has no shared model")
-        self._check_weighing()
-        told = _floats(message)
-        models = models_of(self.job.stage("ratio"), told)
-        self.shelf.once("set of ratio models", message)
+        self._check_weights()
+        params = _floats(message)
+        models = models_of(self.job.stage("ratio"), params)
+        self.state.once("set of ratio models", message)
         if self.job.ratio.kind == "federated-mlls":
-            self.shelf.keep("models", {n: torch.tensor(a) for n, a in told.items()})
+            self.state.save("models", {n: torch.tensor(a) for n, a in params.items()})
             self._labels = None
-            self._reader()
+            self._label_client()
             return {}, {}
         if self.job.goal.goal(self.data.name) is None:
-            return self._weigh(None)
-        laws = Laws(self.job, self.data)
-        log_ratio = laws.log_ratio(models, self._target)
-        limited: dict[str, Fact] = {"limited": laws.limited}
+            return self._set_weights(None)
+        client = MultiSourceClient(self.job, self.data)
+        log_ratio = client.log_ratio(models, self._target)
+        limited: dict[str, Fact] = {"limited": client.limited}
         if not self.job.ratio.bound:
-            arrays, facts = self._weigh(log_ratio)
+            arrays, facts = self._set_weights(log_ratio)
             return arrays, facts | limited
-        self.shelf.keep("scores", {"scores": torch.as_tensor(laws.scores(models))})
-        self.shelf.keep("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
+        self.state.save("scores", {"scores": torch.as_tensor(client.scores(models))})
+        self.state.save("log-ratio", {"log_ratio": torch.as_tensor(log_ratio)})
         return {}, limited  # weights come with the bound
 
-    def _reader(self) -> Labels:
-        """What the models say of the site's rows; read again after a restart."""
+    def _label_client(self) -> LabelShiftClient:
+        """Return the predictions of the models; computed again after a restart."""
         if self._labels is None:
-            told = {n: t.numpy() for n, t in self._need("models").items()}
-            self._labels = Labels(self.job, self.data)
-            self._labels.read(models_of(self.job.stage("ratio"), told))
+            params = {n: t.numpy() for n, t in self._load("models").items()}
+            self._labels = LabelShiftClient(self.job, self.data)
+            self._labels.predict(models_of(self.job.stage("ratio"), params))
         return self._labels
 
     def _theta(self, message: Message) -> Float64Array:
         theta = message.array("theta", (self.job.classes + 1,)).astype(np.float64)
         if not 1e-6 < theta[0] < 1e6 or np.abs(theta).max() > 1e6:
-            raise MessageError("theta must be one over a temperature, and biases")
+            raise MessageError("theta must be 1 / temperature (1e-6 to 1e6), then biases up to 1e6")
         return np.asarray(theta)
 
-    def _presence(self, _: Message) -> Answer:
+    def _presence(self, _: Message) -> Payload:
         self.privacy.check("label_marginals", rows=len(self.data.x))
         self._check_noise()
-        present = self._reader().presence(self.privacy.min_count)
-        self.shelf.books.spend_bare("presence")
+        present = self._label_client().presence(self.privacy.min_count)
+        self.state.books.spend_bare("presence")
         return {"presence": present.astype(np.uint8)}, {}
 
-    def _calibrate(self, message: Message) -> Answer:
+    def _calibrate(self, message: Message) -> Payload:
         self.privacy.check("train.ratio", rows=len(self.data.x))
         self._check_noise()
-        theta, reader = self._theta(message), self._reader()
-        having = message.array("having", (self.job.classes,)).astype(np.float64)
+        theta, client = self._theta(message), self._label_client()
+        n_sites = message.array("having", (self.job.classes,)).astype(np.float64)
         least = self.privacy.min_count
-        if (having < reader.presence(least)).any():
-            raise MessageError("having must count this site too, for the classes it told")
-        self.shelf.books.spend_bare("calibrate")
-        loss, slope, curve = reader.calibrate(theta, having, least)
+        if (n_sites < client.presence(least)).any():
+            need = "at least 1 for each class that this site reported"
+            raise MessageError(f"'having' (how many sites reported each class) must be {need}")
+        self.state.books.spend_bare("calibrate")
+        loss, slope, curve = client.calibrate(theta, n_sites, least)
         return {"slope": slope, "curve": curve}, {"loss": loss}
 
-    def _law(self, message: Message) -> Answer:
-        """The estimated test label law, as counts: small cells are hidden, noise if asked for."""
+    def _distribution(self, message: Message) -> Payload:
+        """Return the estimated test label distribution, from counts with small cells hidden."""
         self.privacy.check("label_marginals", rows=len(self.data.test_x))
         self._check_noise()
         if self.privacy.epsilon_counts is not None:  # one row may move an estimate by more than 1
             raise Refused(
-                "this site gives counts with noise only, and an estimated label law is no count; "
-                "take ratio kind 'multi-source', whose gradients can have noise"
+                "this site's policy requires noise on all counts that leave it, and an estimated "
+                "label distribution cannot have such noise; use ratio kind 'multi-source', whose "
+                "gradients can have noise"
             )
-        law = self._reader().test_law(self._theta(message))
-        counts = np.round(law * len(self.data.test_x)).astype(np.int64)
-        told = self.shelf.releases.answer(
+        distribution = self._label_client().test_distribution(self._theta(message))
+        counts = np.round(distribution * len(self.data.test_x)).astype(np.int64)
+        table = self.state.releases.answer(
             "labels",
             "test",
             counts,
             policy=self.privacy,
             secret=self._secret,
-            spent=lambda e: self.shelf.books.spend_counts(e, what="labels"),
+            spent=lambda e: self.state.books.spend_counts(e, what="labels"),
         )
-        # how many rows there are is no secret, so what is hidden shares what is left
-        law = told.counts.astype(np.float64)
-        rest = max(0.0, len(self.data.test_x) - law.sum())
-        if told.suppressed.any():
-            law[told.suppressed] = rest / told.suppressed.sum()
-        return {"law": law / law.sum()}, {}
+        # the number of rows is public, so hidden cells share the rows that remain
+        distribution = table.counts.astype(np.float64)
+        rest = max(0.0, len(self.data.test_x) - distribution.sum())
+        if table.suppressed.any():
+            distribution[table.suppressed] = rest / table.suppressed.sum()
+        return {"distribution": distribution / distribution.sum()}, {}
 
-    def _laws(self, message: Message) -> Answer:
-        """Weights from all test label laws, or from the site's own law, which stays here."""
-        self._check_weighing()
-        reader = self._reader()
+    def _distributions(self, message: Message) -> Payload:
+        """Compute weights from all test label distributions, or from the site's own."""
+        self._check_weights()
+        client = self._label_client()
         goal = self.job.goal.goal(self.data.name)
         if goal is None:
-            return self._weigh(None)
+            return self._set_weights(None)
         if goal == "own":
             self.privacy.check("train.ratio", rows=len(self.data.test_x))
             theta = self._theta(message)
-            self.shelf.once("set of label laws", message)
-            return self._weigh(reader.log_ratio(reader.test_law(theta)[None]))
-        laws = message.array("laws").astype(np.float64)
-        good = laws.ndim == 2 and laws.shape[1] == self.job.classes and len(laws) > 0
-        if not good or any(check_law(law, self.job.classes) for law in laws):
-            raise MessageError(f"laws must be shares of {self.job.classes} classes, a row each")
-        self.shelf.once("set of label laws", message)
-        arrays, facts = self._weigh(reader.log_ratio(laws))
-        return arrays, facts | {"limited": reader.limited}
+            self.state.once("set of label distributions", message)
+            return self._set_weights(client.log_ratio(client.test_distribution(theta)[None]))
+        distributions = message.array("distributions").astype(np.float64)
+        count = self.job.classes
+        good = distributions.ndim == 2 and distributions.shape[1] == count and len(distributions)
+        if not good or any(check_label_distribution(row, count) for row in distributions):
+            raise MessageError(f"each row of distributions must be the shares of {count} classes")
+        self.state.once("set of label distributions", message)
+        arrays, facts = self._set_weights(client.log_ratio(distributions))
+        return arrays, facts | {"limited": client.limited}
 
-    def _cells(self, message: Message) -> Answer:
-        """How many of the site's test rows lie in cells along each client's log ratio, (K, M)."""
+    def _cells(self, message: Message) -> Payload:
+        """Return how many test rows lie in each cell along each client's log ratio, (K, M)."""
         self.privacy.check("bin_counts", rows=len(self.data.test_x))
         edges = _edges(message)
-        scores = self._need("scores")["scores"].numpy()
-        told = [
-            self.shelf.releases.answer(
-                f"cells of {self.shelf.run}",  # another run has other cells
+        scores = self._load("scores")["scores"].numpy()
+        tables = [
+            self.state.releases.answer(
+                f"cells of {self.state.run}",  # another run has other cells
                 f"test along {name}",
                 np.bincount(np.digitize(column, edges), minlength=len(edges) + 1),
                 policy=self.privacy,
                 secret=self._secret,
-                spent=lambda e: self.shelf.books.spend_counts(e, what="cells"),
+                spent=lambda e: self.state.books.spend_counts(e, what="cells"),
             )
             for name, column in zip(self.job.clients, scores.T, strict=True)
         ]
-        hidden = np.stack([t.suppressed for t in told]).astype(np.uint8)
-        noise = np.array([1 / t.epsilon for t in told])
-        return {"counts": np.stack([t.counts for t in told]), "hidden": hidden, "noise": noise}, {}
+        hidden = np.stack([t.suppressed for t in tables]).astype(np.uint8)
+        noise = np.array([1 / t.epsilon for t in tables])
+        counts = np.stack([t.counts for t in tables])
+        return {"counts": counts, "hidden": hidden, "noise": noise}, {}
 
-    def _bound(self, message: Message) -> Answer:
-        """Weights cut at the bound that all sites' counts and the own training rows give.
+    def _bound(self, message: Message) -> Payload:
+        """Compute weights, at most a bound from all sites' counts and this site's training rows.
 
         The bound stays here: it is one over the share of training rows in a cell that the server
-        picked.
+        chose.
         """
         if not self.job.ratio.bound:
-            raise MessageError("weights have no bound in this task")
+            raise MessageError("this task sets no bound on weights (bound=False)")
         self.privacy.check("bin_counts", rows=len(self.data.x))
-        edges, log_ratio = _edges(message), self._need("log-ratio")["log_ratio"].numpy()
+        edges, log_ratio = _edges(message), self._load("log-ratio")["log_ratio"].numpy()
         counts, hidden = message.array("counts", kind="i"), message.array("hidden", kind="i")
         if counts.ndim != 2 or counts.shape[1] != len(edges) + 1 or hidden.shape != counts.shape:
-            raise MessageError(f"counts must have {len(edges) + 1} cells; got {counts.shape}")
+            raise MessageError(f"counts must have shape (*, {len(edges) + 1}); got {counts.shape}")
         own = np.bincount(np.digitize(log_ratio, edges), minlength=len(edges) + 1)
         noise = message.array("noise", (len(counts),))
         if (noise < 0).any():
-            raise MessageError(f"noise must be 1 / ε of every table, 0 for none; got {noise.min()}")
-        told = {
+            raise MessageError(f"noise must be ≥ 0: 1 / ε, or 0 without noise; got {noise.min()}")
+        tables = {
             str(i): Released(c.astype(np.int64), h.astype(bool), 1 / z if z else math.inf)
             for i, (c, h, z) in enumerate(zip(counts, hidden, noise.tolist(), strict=True))
         }
-        self.shelf.once("set of bin counts", message)
-        return self._weigh(log_ratio, bound_from_counts(own, told).bound)
+        self.state.once("set of bin counts", message)
+        return self._set_weights(log_ratio, bound_from_counts(own, tables))
 
     @cached_property
     def _secret(self) -> bytes:
-        """What only the holder of these rows knows, the same whenever they are loaded."""
-        found = hashlib.blake2b(digest_size=32)
+        """A secret that only the holder of these rows can compute, the same at every start."""
+        secret = hashlib.blake2b(digest_size=32)
         for rows in (self.data.x, self.data.test_x):
-            found.update(np.ascontiguousarray(rows, dtype=np.float64).tobytes())
-        return found.digest()
+            secret.update(np.ascontiguousarray(rows, dtype=np.float64).tobytes())
+        return secret.digest()
 
-    def _need(self, name: str) -> dict[str, torch.Tensor]:
-        kept = self.shelf.kept(name)
-        if kept is None:
+    def _load(self, name: str) -> dict[str, torch.Tensor]:
+        tensors = self.state.load(name)
+        if tensors is None:
             raise MessageError("NeedsModels: this site has no ratio models yet")
-        return kept
+        return tensors
 
-    def _rows(self, _: Message) -> Answer:
-        """Test rows for the pool: made up (rung 4) or, if the site's owner said so twice, real."""
+    def _rows(self, _: Message) -> Payload:
+        """Return test rows for the pool: generated, or real if the owner allowed it twice."""
         kind, quota = self.job.ratio.kind, self.job.ratio.quota
         rng = np.random.default_rng([self.job.seed, self.job.clients.index(self.data.name)])
         if kind == "raw":
             self.privacy.check("raw_samples", rows=len(self.data.test_x))
-            self.shelf.books.spend_bare("raw_samples")
+            self.state.books.spend_bare("raw_samples")
             chosen = rng.permutation(len(self.data.test_x))[:quota]
             rows = np.ascontiguousarray(self.data.test_x[chosen], dtype=np.float32)
             return {"rows": rows}, {"raw": len(rows)}
         if kind == "generated":
             self.privacy.check("generated_samples", rows=len(self.data.test_x))
-            self.shelf.books.spend_bare("generated_samples")
+            self.state.books.spend_bare("generated_samples")
             sampler = sampler_of(self.job)
             rows, audits = fit_audited(sampler, self.data.test_x, quota, seed=self.job.seed)
-            said = " ".join(a.status for a in audits)
+            status = " ".join(a.status for a in audits)
             if any(a.leaks for a in audits):
-                raise Refused(f"{said}; take rung 2, which sends no rows")
-            return {"rows": np.asarray(rows, dtype=np.float32)}, {"audit": said}
+                raise Refused(f"{status}; use disclosure level 2, which sends no rows")
+            return {"rows": np.asarray(rows, dtype=np.float32)}, {"audit": status}
         raise MessageError(f"ratio kind {kind!r} shares no rows")
 
-    def _pool(self, message: Message) -> Answer:
+    def _pool(self, message: Message) -> Payload:
         if self.job.ratio.kind not in POOLED:
-            raise MessageError(f"ratio kind {self.job.ratio.kind!r} takes no pool")
-        self._check_weighing()
+            raise MessageError(f"ratio kind {self.job.ratio.kind!r} uses no pool")
+        self._check_weights()
         if self.job.goal.goal(self.data.name) is None:
-            return self._weigh(None)
+            return self._set_weights(None)
         pool = message.array("pool")
         if pool.shape[1:] != self.job.shape or len(pool) < 2:
-            raise MessageError(f"a pool must have rows of shape {self.job.shape}; got {pool.shape}")
-        laws = message.fact("laws", int)
-        self.shelf.once("pool", message)
-        return self._weigh(pooled_log_ratio(self.job, self.data, pool, laws))
+            raise MessageError(
+                f"a pool must have ≥ 2 rows of shape {self.job.shape}; got {pool.shape}"
+            )
+        n_targets = message.fact("n_targets", int)
+        self.state.once("pool", message)
+        return self._set_weights(pooled_log_ratio(self.job, self.data, pool, n_targets))
 
     # -- training ------------------------------------------------------------------------------
 
-    def _train(self, message: Message, stage: Stage) -> Answer:
+    def _train(self, message: Message, stage: Stage) -> Payload:
         arrays: dict[str, Array] = {}
         facts: dict[str, Fact] = {}
         number = message.header.round
-        memories = self.shelf.memory(stage, number, self.data.name)
-        held: list[Tensor] | list[None] = [None] * stage.folds
+        memories = self.state.memory(stage, number, self.data.name)
+        base: list[Tensor] | list[None] = [None] * stage.folds
         if "since" in message.facts:
-            held = self.shelf.shown(stage, message.fact("since", int))
-        shown = []
+            base = self.state.params(stage, message.fact("since", int))
+        params = []
         for j in range(stage.folds):
             task = self._task(stage, j)
             client = self._client(stage, task, memories[j], j)
-            told = read_told(task, message, j, held[j])
-            shown.append(told.params)
-            reply = client.reply(number, told)
+            broadcast = read_downlink(task, message, j, base[j])
+            params.append(broadcast.params)
+            reply = client.reply(number, broadcast)
             if not bool(torch.isfinite(reply.update).all()):
                 raise TrainingDiverged(
-                    f"round {number} of {stage.phase} led to NaN or infinity at this site; lower "
-                    "the learning rate, clip the weights, or look at its rows"
+                    f"round {number} of {stage.phase} gave NaN or infinity at this site; lower the "
+                    "learning rate, clip the weights, or check the site's rows"
                 )
             packed = pack(task.plan.compression, reply.update, reply.unit)
             arrays |= {f"{j}/{n}": a for n, a in packed.items()}
             for name, part in (("stats", reply.stats), ("control", reply.control)):
                 if part is not None:
                     arrays[f"{j}/{name}"] = part.cpu().numpy()
-            if stage.name == "ratio":  # what its step counts in the mean
+            if stage.name == "ratio":  # its part in the mean of all steps
                 facts[f"{j}/part"] = float(task.normaliser[0])
             if not isinstance(client, PrivateClient):
                 facts[f"{j}/loss"] = float(np.mean(reply.losses))
-        self.shelf.remember(stage, number + 1, memories, shown)
+        self.state.remember(stage, number + 1, memories, params)
         return arrays, facts
 
     def _client(self, stage: Stage, task: Task, memory: Memory, fold: int) -> Client:
@@ -474,44 +483,45 @@ class Site:
                 0,
                 memory,
                 policy=self.privacy,
-                books=self.shelf.books,
-                stream=f"{self.shelf.run} fold-{fold}",
+                books=self.state.books,
+                stream=f"{self.state.run} fold-{fold}",
             )
         if stage.name == "ratio":
-            self.shelf.books.spend_bare("train.ratio")
+            self.state.books.spend_bare("train.ratio")
         return Client(task, 0, memory)
 
     def _check_noise(self) -> None:
-        """A classifier of labels is calibrated by sums that have no noise."""
+        """Refuse kinds without noise: sums that calibrate a classifier of labels have none."""
         if self.privacy.noise > 0 and self.job.ratio.kind != "multi-source":
             raise Refused(
-                "this site's ratio gradients leave with noise only, and a calibration has none; "
-                "take ratio kind 'multi-source'"
+                "this site's policy requires noise on ratio gradients, and the sums for the "
+                "calibration have no noise; use ratio kind 'multi-source'"
             )
 
     def _task(self, stage: Stage, fold: int) -> Task:
         key = (stage.name, fold)
         if key not in self._tasks:
             if stage.name == "ratio":
-                part = Laws if self.job.ratio.kind == "multi-source" else Labels
-                self._tasks[key] = part(self.job, self.data).task(stage, fold)
+                multi = self.job.ratio.kind == "multi-source"
+                client = (MultiSourceClient if multi else LabelShiftClient)(self.job, self.data)
+                self._tasks[key] = client.task(stage, fold)
             else:
                 if self._weights is None:
                     raise MessageError("NeedsWeights: this site has no weights yet")
                 self._tasks[key] = stage.own(self.data, self._weights)
         return self._tasks[key]
 
-    def _evaluate(self, message: Message) -> Answer:
-        """Scores of one model a run on the site's test rows, if it has labels and tells them."""
+    def _evaluate(self, message: Message) -> Payload:
+        """Return scores of one model per run on labelled test rows, if the policy allows it."""
         self.privacy.check("evaluate.model", rows=len(self.data.test_x))
         if self.data.test_y is None or not self.privacy.scores:
             return {}, {"labelled": False}
         stage = self.job.stage("model")
         task = stage.blank()
         state = State(message.header.round, sent_state(task, _floats(message)))
-        self.shelf.once("model to score", message)
+        self.state.once("model to score", message)
         k = task.names.index(self.data.name)
-        memory = self.shelf.memory(stage, message.header.round, self.data.name)[0]
+        memory = self.state.memory(stage, message.header.round, self.data.name)[0]
         for name, t in memory.tensors.items():
             state.tensors[name][k] = t
         model = task.module(state, self.data.name)
@@ -528,34 +538,35 @@ class Site:
 
 
 def _check_labels(data: ClientData, classes: int) -> None:
-    """Now, and not when the first batch with the odd label is drawn."""
+    """Raise now, not when the first batch with a wrong label is drawn."""
     for part, labels in (("y", data.y), ("test_y", data.test_y)):
         if labels is None or not len(labels):
             continue
         if labels.dtype.kind not in "iub" or labels.min() < 0 or labels.max() >= classes:
-            got = f"{labels.min()} to {labels.max()}" if labels.dtype.kind in "iub" else "others"
+            integer = labels.dtype.kind in "iub"
+            got = f"{labels.min()} to {labels.max()}" if integer else "other values"
             raise InputError(
-                f"site {data.name!r}: {part} must hold the labels 0 to {classes - 1} of the job's "
-                f"{classes} classes, as whole numbers; got {got} ({labels.dtype}); encode them as "
-                "all sites do, or agree on a task with more classes"
+                f"site {data.name!r}: {part} must hold whole numbers 0 to {classes - 1}, for the "
+                f"{classes} classes of the task; got {got} ({labels.dtype}); encode labels as "
+                "the other sites do, or agree on a task with more classes"
             )
 
 
 def _floats(message: Message) -> dict[str, Array]:
-    """All arrays of a message, checked to be finite."""
+    """Return all arrays of a message after a check that they are finite."""
     return {name: message.array(name) for name in message.arrays}
 
 
 def _edges(message: Message) -> Float64Array:
     edges = message.array("edges").astype(np.float64)
     if edges.ndim != 1 or not 1 <= len(edges) <= 200 or (np.diff(edges) <= 0).any():
-        raise MessageError("edges must be 1 to 200 rising numbers")
+        raise MessageError("bin edges must be a list of 1 to 200 numbers in increasing order")
     return np.asarray(edges)
 
 
 def _finite(table: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {}
+    out = {}
     for name, value in table.items():
         v = value.item() if isinstance(value, np.generic) else value
-        plain[name] = None if isinstance(v, float) and not np.isfinite(v) else v
-    return plain
+        out[name] = None if isinstance(v, float) and not np.isfinite(v) else v
+    return out

@@ -1,4 +1,4 @@
-"""What is trained: data with weights, a model, a loss and a plan, ready for any engine."""
+"""A training task for any engine: data with weights, a model, a loss and a plan."""
 
 from __future__ import annotations
 
@@ -20,40 +20,48 @@ from fedshift.data.federation import Federation
 from fedshift.errors import InputError
 from fedshift.federation import draw
 from fedshift.federation.compress import sent_bytes
-from fedshift.federation.layout import Layout
+from fedshift.federation.layout import ParameterLayout
 from fedshift.federation.optimise import memory
 from fedshift.federation.plan import FedAvg, Plan
 from fedshift.learn.augment import blend, crops, shares, take_cropped
 from fedshift.learn.losses import LOSSES, Loss, Polynomial, cross_entropy
-from fedshift.learn.norm import convert, norm_layers, pooled, restore
+from fedshift.learn.norm import convert, norm_layers, pool_moments, restore
 
 #: entries of a state that make the model
 AVERAGED = ("params", "stats", "local")
-#: how far logits are moved at most: ratios beyond e^LIMIT go on as weights
+#: largest change of a logit; ratios beyond e^LIMIT stay as weights
 LIMIT = 7.0
 
 
 @dataclass
 class State:
-    """Where a run stands: everything needed to go on, by name, in plain layout on the CPU.
+    """The state of a run: all tensors needed to continue, in torch's usual layout, on the CPU.
+
+    P is the number of shared parameters, K the number of clients, L the number of local parameters
+    of a client, and S the number of running means of BatchNorm layers.
 
     Attributes
     ----------
     round : int
-        Rounds done.
+        Number of finished rounds.
     tensors : dict
-        "params" (P,) shared parameters; "stats" (2, S) running means and variances, or
-        (K, 2, S) where they stay local; "local" (K, L) local scales; "m", "v", "t" and
-        "local_m", … what optimisers remember; "c" (P,), "ck" (K, P) control variates;
-        "error" (K, P) error feedback; "mean_params", "mean_stats", "mean_local" their means
-        over rounds, "mean_t" how many.
+        - "params" (P,): shared parameters
+        - "shown" (P,): parameters that clients hold, if the broadcast is compressed
+        - "stats" (2, S): running means and variances of BatchNorm layers, or (K, 2, S) if they stay
+          with the clients
+        - "local" (K, L): scales and biases of BatchNorm layers that stay with the clients
+        - "m", "v", "t" and "local_m", "local_v", "local_t": memory of the optimisers
+        - "c" (P,) and "ck" (K, P): control variates of the server and of the clients
+        - "error" (K, P): compression errors of the clients
+        - "mean_params", "mean_stats", "mean_local": moving averages over rounds of "params",
+          "stats" and "local"; "mean_t": number of rounds in these averages
     """
 
     round: int
     tensors: dict[str, Tensor]
 
     def copy(self) -> State:
-        """A state of its own."""
+        """A copy with tensors of its own."""
         return State(self.round, {k: v.clone() for k, v in self.tensors.items()})
 
 
@@ -64,10 +72,12 @@ class Batch:
     Attributes
     ----------
     x, y, coefficient : Tensor (n, …), (n,), (n,)
+        Inputs, labels, and the factor of every row's loss (`Task.coefficient`).
     other_y, other_coefficient : Tensor (n,), optional
-        Of the rows these were blended with; coefficients then hold the shares too.
+        With mixup: labels and factors of the rows that these rows are blended with. Then
+        `coefficient` and `other_coefficient` include the rows' shares in the blend.
     offset : Tensor (n, C), optional
-        Added to the scores.
+        Term added to the scores (`Task.offset`).
     """
 
     x: Tensor
@@ -77,8 +87,8 @@ class Batch:
     other_coefficient: Tensor | None = None
     offset: Tensor | None = None
 
-    def weighted(self, loss: Loss, scores: Tensor) -> Tensor:
-        """Loss times coefficient of every row, (n,)."""
+    def row_losses(self, loss: Loss, scores: Tensor) -> Tensor:
+        """Return the loss of every row times its coefficient, (n,)."""
         if self.offset is not None:
             scores = scores + self.offset
         out = self.coefficient * loss(scores, self.y)
@@ -89,20 +99,23 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """All clients' training rows in one tensor, and what to do with them.
+    """All clients' training rows in one tensor, with model, plan and loss.
+
+    In shapes, N is the number of rows, K the number of clients, C the number of classes, m the
+    number of participants of a round, and B the batch size.
 
     Attributes
     ----------
     names : tuple of str
     x, y, weight : Tensor (N, …), (N,), (N,)
-        Rows of all clients, client after client.
+        Inputs, labels and weights of all clients' rows, client after client.
     start : int array (K + 1,)
-        Where each client's rows begin.
+        Position of each client's first row, followed by the number N of rows.
     model : Module
-        With its starting parameters; BatchNorm layers follow the plan's policy.
+        The model with its initial parameters; its BatchNorm layers follow `Plan.norm`.
     plan : Plan
     loss : callable
-        Scores and labels to a loss for every row.
+        Maps scores and labels to a loss for every row.
     """
 
     names: tuple[str, ...]
@@ -113,7 +126,7 @@ class Task:
     model: nn.Module
     plan: Plan
     loss: Loss = cross_entropy
-    _rows: dict[int, draw.Rows] = field(default_factory=dict, init=False, repr=False)
+    _rows: dict[int, draw.BatchRows] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -127,7 +140,7 @@ class Task:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> Task:
-        """A task from a federation and a weight for every training row.
+        """Make a task from a federation and a weight for every training row.
 
         Parameters
         ----------
@@ -146,13 +159,12 @@ class Task:
             loss = LOSSES[loss]
         elif plan.tail:
             raise InputError(
-                f"tail={plan.tail} bends the cross entropy; the loss here is your own; set tail=0 "
-                "in the plan"
+                f"tail={plan.tail} needs loss='cross-entropy'; got a callable; set tail=0"
             )
         if plan.tail:
             loss = Polynomial(plan.tail)
         sizes = [len(c.x) for c in federation]
-        # joined before torch sees them: it warns of arrays that must not be written to
+        # joined before torch reads them: it warns of read-only arrays
         x = torch.as_tensor(np.concatenate([c.x for c in federation]), dtype=dtype)
         y = torch.as_tensor(np.concatenate([c.y for c in federation]))
         return cls(
@@ -170,10 +182,10 @@ class Task:
         if not self._trained:
             raise InputError("model must have parameters to train; got none that need a gradient")
         if not self.share.any():
-            raise InputError("client_weights must leave some client a part; got 0 for every one")
+            raise InputError("client_weights must have a number above 0; got 0 for every client")
         if self.plan.importance == "logits" and self.y.is_floating_point():
             raise InputError(
-                "importance='logits' moves the scores of classes; labels here are numbers; take "
+                "importance='logits' needs classes; got labels that are numbers; take "
                 "importance='loss' or 'sampling'"
             )
         self.plan.check_clients(self.names)
@@ -184,33 +196,33 @@ class Task:
         return p if isinstance(p, tuple) else ()
 
     @cached_property
-    def layout(self) -> Layout:
-        """Of the shared parameters; those that need no gradient stay as they are in the model."""
+    def layout(self) -> ParameterLayout:
+        """Layout of the shared parameters; parameters without gradient are not included."""
         local = set(self.local_layout.shapes)
-        return Layout({n: p for n, p in self._trained.items() if n not in local})
+        return ParameterLayout({n: p for n, p in self._trained.items() if n not in local})
 
     @cached_property
     def _trained(self) -> dict[str, nn.Parameter]:
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
     @cached_property
-    def local_layout(self) -> Layout:
-        """Of parameters that stay with their client: BatchNorm's scales under "local"."""
+    def local_layout(self) -> ParameterLayout:
+        """Layout of BatchNorm parameters that stay with their client, with norm "local"."""
         if self.plan.norm != "local":
-            return Layout({})
+            return ParameterLayout({})
         prefixes = tuple(f"{name}." for name in norm_layers(self.model))
-        return Layout({n: p for n, p in self._trained.items() if n.startswith(prefixes)})
+        return ParameterLayout({n: p for n, p in self._trained.items() if n.startswith(prefixes)})
 
     @cached_property
-    def stats_layout(self) -> Layout:
-        """Of running means (and, in the same order, variances)."""
-        return Layout({n: m.running_mean for n, m in norm_layers(self.model).items()})
+    def stats_layout(self) -> ParameterLayout:
+        """Layout of running means and, in the same order, of running variances."""
+        return ParameterLayout({n: m.running_mean for n, m in norm_layers(self.model).items()})
 
     @cached_property
     def share(self) -> Float64Array:
-        """λ_k, (K,)."""
-        given = self.plan.client_weights or {}
-        return np.array([given.get(name, 1.0) for name in self.names])
+        """Weight λ_k of every client (`Plan.client_weights`), (K,)."""
+        parts = self.plan.client_weights or {}
+        return np.array([parts.get(name, 1.0) for name in self.names])
 
     @cached_property
     def mean_weight(self) -> Float64Array:
@@ -219,18 +231,21 @@ class Task:
 
     @cached_property
     def normaliser(self) -> Float64Array:
-        """What divides the local loss and multiplies the client's part in the mean, (K,)."""
+        """N_k, which divides client k's loss and multiplies its step in the mean of steps, (K,)."""
         if isinstance(self.plan, FedAvg) and self.plan.normalise == "self":
             return self.mean_weight
         return np.ones(len(self.names))
 
     @cached_property
     def of_all(self) -> Float64Array:
-        """Each client's part λ_k N_k in the mean over all who may ever take part, (K,)."""
+        """Each client's share of the sum of all λ_k N_k, (K,).
+
+        λ_k is `share`, N_k is `normaliser`. Clients that the plan excludes have share 0.
+        """
         return self.part_of_all(self.normaliser)
 
     def part_of_all(self, normaliser: Float64Array) -> Float64Array:
-        """`of_all` with normalisers N_k known from elsewhere."""
+        """Return `of_all` computed with the given normalisers N_k."""
         part = self.share * normaliser
         if self._fixed:
             part = part * np.isin(self.names, self._fixed)
@@ -243,17 +258,17 @@ class Task:
 
     @property
     def n_participants(self) -> int:
-        """Clients in a round."""
+        """Number m of clients in a round."""
         p = self.plan.participation
         return p if isinstance(p, int) else len(self._fixed) or len(self.names)
 
     @property
     def step_size(self) -> int:
-        """Products of one step of all participants, about: parameters times rows."""
+        """Approximate cost of one step of all participants: number of parameters times rows."""
         return self.layout.size * self.n_participants * self.plan.batch_size
 
     def participants(self, number: int) -> npt.NDArray[np.int64]:
-        """Positions of the clients of a round."""
+        """Positions of the clients that take part in a round, (m,)."""
         if isinstance(self.plan.participation, int):
             return np.asarray(self._lottery.draw(number, 1)[0])
         if self._fixed:
@@ -261,48 +276,54 @@ class Task:
         return np.arange(len(self.names))
 
     def participants_of(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Positions of the clients of `count` rounds, (count, m)."""
+        """Positions of the clients that take part in each of `count` rounds, (count, m)."""
         if isinstance(self.plan.participation, int):
             return self._lottery.draw(first, count)
         return np.broadcast_to(self.participants(first), (count, self.n_participants))
 
     @property
     def scale(self) -> float:
-        """K / m where m of K clients are drawn at random: the sum over all, estimated."""
+        """K / m if m of K clients are drawn (sums over m then estimate sums over K); else 1."""
         if isinstance(self.plan.participation, int):
             return len(self.names) / self.plan.participation
         return 1.0
 
-    def rows(self, client: int) -> draw.Rows:
-        """The stream of a client's batches."""
+    def rows(self, client: int) -> draw.BatchRows:
+        """Return the sequence of a client's batches, as row numbers within the client."""
         if client not in self._rows:
             n = int(self.start[client + 1] - self.start[client])
             sampled = self.plan.importance == "sampling" and self.mean_weight[client] > 0
             own = slice(int(self.start[client]), int(self.start[client + 1]))
             weight = self.weight[own].double().cpu().numpy() if sampled else None
-            self._rows[client] = draw.Rows(
+            self._rows[client] = draw.BatchRows(
                 self.plan.seed, self.names[client], n, self.plan.batch_size, weight
             )
         return self._rows[client]
 
     def batch_rows(self, client: int, number: int) -> npt.NDArray[np.int64]:
-        """Rows (of all) that make up a client's batches of a round, (steps, B)."""
+        """Positions in `x` of the rows of a client's batches in one round, (steps, B)."""
         steps = self.plan.n_steps
         return np.asarray(self.start[client] + self.rows(client).batches(number * steps, steps))
 
     def batch_crops(self, client: int, number: int) -> npt.NDArray[np.int8]:
-        """Crops of these rows, (steps, B, 3)."""
+        """Crops of the rows of a client's batches in one round, (steps, B, 3)."""
         return np.asarray(self.round_crops(np.array([[client]]), number)[0, 0])
 
     def round_crops(self, who: npt.NDArray[np.int64], first: int) -> npt.NDArray[np.int8]:
-        """Crops of the clients (rounds, m) of rounds `first` and on, (rounds, m, steps, B, 3)."""
+        """Crops of all batches of the clients `who` (rounds, m) from round `first` on.
+
+        The shape is (rounds, m, steps, B, 3); for the last axis see `fedshift.learn.augment.crops`.
+        """
         steps, size = self.plan.n_steps, self.plan.batch_size
         number = np.arange(first, first + len(who)).reshape(-1, 1, 1, 1)
         at = number * (steps * size) + np.arange(steps * size).reshape(steps, size)
         return crops(draw.words(self._crop_keys[who][..., None, None], at), self.x.shape[-1])
 
     def round_shares(self, who: npt.NDArray[np.int64], first: int) -> Float64Array:
-        """What blended rows keep of themselves, (rounds, m, steps); clients as `round_crops`."""
+        """With mixup: share of each row in its own blend, for every batch, (rounds, m, steps).
+
+        The row that it is blended with has 1 − share. The parameters are those of `round_crops`.
+        """
         steps = self.plan.n_steps
         number = np.arange(first, first + len(who)).reshape(-1, 1, 1)
         random = draw.uniform(self._mixup_keys[who][..., None], number * steps + np.arange(steps))
@@ -318,7 +339,10 @@ class Task:
 
     @cached_property
     def coefficient(self) -> Tensor:
-        """What multiplies the loss of every row in F_k / N_k, (N,)."""
+        """Factor of every row's loss in the local objective F_k / N_k, (N,).
+
+        F_k is the mean weighted loss of client k's rows, and N_k its `normaliser`.
+        """
         divisor = np.where(self.normaliser > 0, self.normaliser, 1.0)
         kind = self.plan.importance
         each = np.ones(len(self.names)) if kind == "loss" else self.mean_weight
@@ -326,30 +350,33 @@ class Task:
         factor = factor.to(self.weight)
         if kind == "sampling":
             return factor
-        return factor * (self.weight if kind == "loss" else self._beside_logits)
+        return factor * (self.weight if kind == "loss" else self._row_part)
 
     @cached_property
     def offset(self) -> Tensor | None:
-        r"""What is added to the scores of each client's rows, (K, C), if weights act on logits.
+        r"""Terms added to the scores of each client's rows, (K, C), with importance "logits".
 
         .. math:: −\log \bar w_k(y), \qquad \bar w_k(y) = mean weight of k's rows of class y
 
-        With w = q(y) / p_k(y) the scores then learn log p(x | y) q(y), whatever p_k is: every
-        client's softmax is its own p_k(y | x) (Menon et al.: Long-tail learning via logit
-        adjustment, 2021). A class of which a client has no row counts as the one it weighs most.
+        For label shift the weights are w = q(y) / p_k(y), with q the target and p_k the client's
+        training label distribution. Then the softmax of scores plus offset models the client's own
+        p_k(y | x), which is proportional to p(x | y) p_k(y). The offset is log p_k(y) − log q(y).
+        So the scores learn log p(x | y) q(y) up to a constant, whatever p_k is (Menon et al.:
+        Long-tail learning via logit adjustment, 2021). A class without a row at a client gets the
+        client's largest w̄_k.
         """
         if self.plan.importance != "logits":
             return None
         return -torch.as_tensor(np.stack([t for t, _ in self._by_class])).to(self.weight)
 
     @cached_property
-    def _beside_logits(self) -> Tensor:
-        """What is left of the weights when logits have their part, mean 1 at each client, (N,)."""
+    def _row_part(self) -> Tensor:
+        """Weights without the part that acts on logits, of mean 1 at each client, (N,)."""
         return torch.as_tensor(np.concatenate([rest for _, rest in self._by_class])).to(self.weight)
 
     @cached_property
     def _by_class(self) -> list[tuple[Float64Array, Float64Array]]:
-        """For each client log mean weights by class (C,), and what rows have beside them (n_k,)."""
+        """For each client, log mean weights by class (C,) and remaining weights (n_k,)."""
         with torch.inference_mode():
             classes = copy.deepcopy(self.model).eval()(self.x[:1]).shape[-1]
         w, y = self.weight.double().cpu().numpy(), self.y.cpu().numpy()
@@ -357,22 +384,22 @@ class Task:
         return [split_weights(w[a:b], y[a:b], classes) for a, b in pairs]
 
     def take(self, rows: Tensor, crop: Tensor | None) -> Tensor:
-        """Inputs of rows, cropped if the plan says so."""
+        """Inputs of rows, cropped if `crop` is given."""
         return self.x[rows] if crop is None else take_cropped(self.x, rows, crop)
 
     def batches(self, client: int, number: int) -> list[Batch]:
-        """A client's batches of a round, one a step."""
+        """A client's batches of a round, one for every step."""
         rows = torch.as_tensor(self.batch_rows(client, number), device=self.x.device)
         crop = None
         if self.plan.augment == "crop-flip":
             crop = torch.as_tensor(self.batch_crops(client, number), device=self.x.device)
-        moved = None if self.offset is None else self.offset[client].expand(rows.shape[1], -1)
+        offset = None if self.offset is None else self.offset[client].expand(rows.shape[1], -1)
         whole = [
             Batch(
                 self.take(r, None if crop is None else crop[s]),
                 self.y[r],
                 self.coefficient[r],
-                offset=moved,
+                offset=offset,
             )
             for s, r in enumerate(rows)
         ]
@@ -412,17 +439,20 @@ class Task:
             out["mean_t"] = torch.zeros((), dtype=params.dtype)
         return State(0, out)
 
-    def bytes_down(self, *, held: bool = False) -> int:
-        """Bytes a client reads in a round; `held`: it was there in the round before."""
+    def bytes_down(self, *, repeat: bool = False) -> int:
+        """Bytes that a client reads in a round.
+
+        `repeat` says whether the client also took part in the last round.
+        """
         size = self.x.element_size()
         count = 0 if self.plan.norm == "local" else 2 * self.stats_layout.size
         if isinstance(self.plan, FedAvg) and self.plan.scaffold:
             count += self.layout.size
-        scheme = self.plan.broadcast if held else None
+        scheme = self.plan.broadcast if repeat else None
         return sent_bytes(scheme, self.layout.size, size) + count * size
 
     def bytes_up(self) -> int:
-        """Bytes a client sends in a round."""
+        """Bytes that a client sends in a round."""
         size = self.x.element_size()
         out = sent_bytes(self.plan.compression, self.layout.size, size)
         if self.plan.norm != "local":
@@ -437,9 +467,10 @@ class Task:
         Parameters
         ----------
         client : str, optional
-            Whose; matters where BatchNorm is local. None: local parts are averaged.
+            Client whose local BatchNorm layers are used, with norm "local". With None,
+            the local scales and statistics are averaged over clients.
         plain : bool
-            With ordinary BatchNorm layers.
+            Whether to return PyTorch's ordinary BatchNorm layers instead of those for `Plan.norm`.
         """
         if client is not None and client not in self.names:
             raise InputError(f"client must be {nearest(client, self.names)}")
@@ -458,7 +489,7 @@ class Task:
                 stats = t["stats"]
                 if stats.ndim == 3 and k is None:
                     same = stats.new_full((len(stats),), 1 / len(stats))
-                    stats = torch.stack(pooled(stats[:, 0], stats[:, 1], same))
+                    stats = torch.stack(pool_moments(stats[:, 0], stats[:, 1], same))
                 elif stats.ndim == 3:
                     stats = stats[k]
                 means, variances = (self.stats_layout.views(s) for s in stats)
@@ -469,7 +500,10 @@ class Task:
 
 
 def mean_by_client(weight: Tensor, start: npt.NDArray[np.int64]) -> Float64Array:
-    """Means of rows that lie client after client, (K,); a site alone finds the same bits."""
+    """Mean weight of every client's rows, (K,).
+
+    A site that computes its own mean from its rows alone gets the same number, bit for bit.
+    """
     w = weight.double().cpu().numpy()
     return np.asarray(np.add.reduceat(w, start[:-1]) / np.diff(start))
 
@@ -477,9 +511,11 @@ def mean_by_client(weight: Tensor, start: npt.NDArray[np.int64]) -> Float64Array
 def split_weights(
     weight: Float64Array, y: npt.NDArray[np.int64], classes: int
 ) -> tuple[Float64Array, Float64Array]:
-    """A client's weights as log means by class (classes,), and rows' own parts (n,) of mean 1.
+    """Split a client's weights into log means by class (classes,) and row weights (n,) of mean 1.
 
-    Means lie within e^±LIMIT of each other's middle; what goes beyond stays with the rows.
+    Log means differ by at most 7 (`LIMIT`) from the log of the mean weight of all rows. A larger
+    difference is cut to 7. What is cut off multiplies the weights of this class's rows; then all
+    row weights are scaled to mean 1.
     """
     count = np.bincount(y, minlength=classes)
     mean = np.bincount(y, weight, minlength=classes) / np.maximum(count, 1)
@@ -507,9 +543,9 @@ def _blended(batch: Batch, keep: float) -> Batch:
 
 
 def follow(tensors: Mapping[str, Tensor], decay: float) -> None:
-    """Move the means over rounds, if there are any, towards where the run stands, in place.
+    """Update the moving averages over rounds in place, if the state has any.
 
-    The decay of round t is min(decay, t / (t + 9)), so that the start is soon forgotten.
+    The decay of round t is min(decay, t / (t + 9)), so the first rounds soon have little weight.
     """
     if "mean_t" not in tensors:
         return
@@ -523,11 +559,11 @@ def follow(tensors: Mapping[str, Tensor], decay: float) -> None:
 
 
 def _checked(weights: Mapping[str, Any], client: str, n: int) -> Float64Array:
-    """A client's weights."""
+    """A client's weights, after checks."""
     if client not in weights:
         raise InputError(
-            f"weights must name every client; got none for {client!r}; give it ones to leave its "
-            "rows as they are"
+            f"weights must name every client; got none for {client!r}; give weight 1 to every "
+            "row of a client that is not to be weighted"
         )
     w = np.asarray(weights[client], dtype=float)
     bad = " with NaN or inf" if not np.isfinite(w).all() else ""
@@ -535,6 +571,6 @@ def _checked(weights: Mapping[str, Any], client: str, n: int) -> Float64Array:
     if w.shape != (n,) or bad:
         raise InputError(
             f"client {client!r}: weights must be {n} finite numbers ≥ 0; got shape {w.shape}{bad}; "
-            "make them with fedshift.Weighting"
+            "compute them with fedshift.Weighting"
         )
     return w

@@ -1,1 +1,1 @@
-"""Models, normalisation and augmentation, grouped layers, evaluation."""
+"""Models, BatchNorm policies, losses, augmentation, evaluation, no-harm test and forecast."""

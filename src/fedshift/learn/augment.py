@@ -1,4 +1,4 @@
-"""Random crops, flips and blends, drawn by the caller and done where the rows lie."""
+"""Random crops, flips and blends of rows, from random numbers that the caller draws."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from fedshift.errors import InputError
 
 
 def crops(random: npt.NDArray[np.uint64], width: int) -> npt.NDArray[np.int8]:
-    """Vertical and horizontal shift and whether to flip, (…, 3), from random words (…).
+    """Return shifts and flips, shape (…, 3), from random integers of shape (…).
 
-    Shifts are uniform on −p … p with p an eighth of the width, the usual 4 of 32, at most 127.
+    The last axis holds the vertical shift, the horizontal shift and the flip (0 or 1). Shifts are
+    uniform on −p … p, where p is an eighth of the width, and at most 127. Images 32 pixels wide
+    are shifted by up to 4 pixels, as is usual.
     """
     p = min(width // 8, 127)
     span = np.uint64(2 * p + 1)
@@ -27,19 +29,22 @@ def crops(random: npt.NDArray[np.uint64], width: int) -> npt.NDArray[np.int8]:
 
 
 def take_cropped(images: Tensor, rows: Tensor, crop: Tensor) -> Tensor:
-    """Images of `rows`, shifted (zeros come in at the border) and flipped; memory channels-last.
+    """Return the images of `rows`, (n, C, H, W), shifted and flipped, in channels-last memory.
+
+    A shift fills the border with zeros.
 
     Parameters
     ----------
     images : Tensor (N, C, H, W)
     rows : Tensor (n,)
+        Indices of images.
     crop : Tensor (n, 3)
-        As `crops` gives them.
+        Shifts and flips, from `crops`.
     """
     if images.ndim != 4:
         raise InputError(
-            f"crop-flip needs images (n, C, H, W); got rows of shape {tuple(images.shape[1:])}; "
-            "set augment='none'"
+            "augment='crop-flip' needs images (n, C, H, W); got rows of shape "
+            f"{tuple(images.shape[1:])}; set augment='none'"
         )
     h, w = images.shape[2:]
     crop = crop.long()
@@ -57,15 +62,17 @@ def take_cropped(images: Tensor, rows: Tensor, crop: Tensor) -> Tensor:
 
 
 def shares(random: Float64Array, mixup: float) -> Float64Array:
-    """What a row keeps of itself when it is blended, in [½, 1], from multiples of 2⁻⁵³ in [0, 1).
+    """Return each row's own share in its blend with another row, in [½, 1].
 
-    A share and one minus it are the same pair of rows in another order, so the larger is taken.
+    Shares have the distribution Beta(mixup, mixup). They are computed from uniform random numbers
+    in [0, 1), which are multiples of 2⁻⁵³. Rows i and j are each blended with the other, so a
+    share of a or of 1 − a gives the same pair of blends. The larger of the two is used.
     """
-    drawn = betaincinv(mixup, mixup, random)
-    return np.asarray(np.maximum(drawn, 1.0 - drawn))
+    share = betaincinv(mixup, mixup, random)
+    return np.asarray(np.maximum(share, 1.0 - share))
 
 
 def blend(rows: Tensor, keep: Tensor) -> Tensor:
-    """Every row of a batch (n, B, …) with the row as far from the other end; `keep` is (n,)."""
+    """Blend row i of a batch (n, B, …) with row B − 1 − i; `keep` (n,) is the share of row i."""
     k = keep.to(rows.dtype).view(-1, *[1] * (rows.ndim - 1))
     return k * rows + (1 - k) * rows.flip(1)

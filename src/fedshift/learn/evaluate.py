@@ -1,7 +1,7 @@
-"""How good a model is, client by client, with intervals.
+"""Evaluation of a model on the test rows of each client, with intervals.
 
-Test labels are used here and nowhere else. What chooses models and stops training is
-`importance_weighted_risk`, which needs training rows and their weights only.
+Only this module uses test labels. To choose models and to stop training, use
+`importance_weighted_risk`, which needs only training rows and their weights.
 """
 
 from __future__ import annotations
@@ -30,70 +30,41 @@ LOSSES = ("cross-entropy", "squared")
 
 #: resamples of a bootstrap
 DRAWS = 2000
-#: from here on the mean is normal for all that can be seen, and resampling only costs time
+#: from this number of values the normal interval is used; it then agrees with the bootstrap's
 MANY = 50_000
 
 
-def interval(successes: float, n: int, *, level: float = 0.95) -> tuple[float, float]:
-    r"""Wilson's interval for a share, from `successes` of `n`.
+def mean_interval(values: Float64Array) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the mean of values (n,), from `DRAWS` resamples.
 
-    .. math:: \frac{p̂ + z²/2n ± z \sqrt{p̂(1 − p̂)/n + z²/4n²}}{1 + z²/n}
-
-    Unlike p̂ ± z·se it stays inside [0, 1] and does not shrink to a point at 0 or 1.
-
-    Examples
-    --------
-    >>> low, high = interval(81, 263)
-    >>> f"{low:.4f} {high:.4f}"  # Newcombe 1998, table I
-    '0.2553 0.3662'
+    With `MANY` values or more, the normal interval is returned, because the two intervals then
+    agree to within rounding. With fewer than about ten values, or with a heavy tail, the interval
+    is too narrow, because the sample then lacks large values.
     """
-    if not (n >= 1 and 0 <= successes <= n):
-        raise InputError(f"an interval needs n ≥ 1 and 0 ≤ successes ≤ n; got {successes} of {n}")
-    z, p = _normal(level), successes / n
-    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    # rounding must not put a limit on the wrong side of p at 0 and 1
-    return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))
-
-
-def bootstrap_interval(
-    values: npt.ArrayLike, *, level: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile interval for the mean of values (n,), from `DRAWS` seeded resamples.
-
-    From `MANY` values on it is mean ± z·se, which no longer differs. With fewer than about ten
-    values, or a heavy tail, it is too narrow: the largest value has not been met yet.
-    """
-    v = np.asarray(values, dtype=np.float64)
-    if v.ndim != 1 or len(v) == 0 or not np.isfinite(v).all():
-        raise InputError(
-            f"values must be finite numbers of shape (n,), n ≥ 1; got shape {v.shape}"
-            f"{'' if np.isfinite(v).all() else ' with NaN or inf'}"
-        )
-    n, z, mean = len(v), _normal(level), float(v.mean())
+    n, mean = len(values), float(values.mean())
     if n >= MANY:
-        half = z * float(v.std()) / math.sqrt(n)
+        half = float(stats.norm.ppf(0.975) * values.std()) / math.sqrt(n)
         return mean - half, mean + half
-    rng = np.random.default_rng(seed)
-    block = max(1, 1_000_000 // n)  # a few megabytes at a time
-    means = [
-        v[rng.integers(0, n, size=(min(block, DRAWS - done), n))].mean(axis=1)
-        for done in range(0, DRAWS, block)
-    ]
-    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
-    # a very skewed sample can have its mean outside; the interval always holds it
+    if n == 1:
+        return mean, mean
+    batch = max(1, 1_000_000 // n)  # a few megabytes at a time
+    rng = np.random.default_rng(0)
+    low, high = stats.bootstrap(
+        (values,), np.mean, n_resamples=DRAWS, batch=batch, method="percentile", random_state=rng
+    ).confidence_interval
+    # the mean of a very skewed sample can lie outside the interval; extend it to the mean
     return min(float(low), mean), max(float(high), mean)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientScore:
-    """One client's test figures; None where a figure has no meaning.
+    """Scores of one client on its test rows; None for a score that does not apply.
 
     Attributes
     ----------
     client : str
     n : int
-        Test rows.
+        Number of test rows.
     accuracy : float or None
         Share of rows whose class has the highest score.
     mse : float or None
@@ -103,7 +74,7 @@ class ClientScore:
     loss : float
         Mean cross entropy, or half the mse.
     auc, f1 : float or None
-        Of class 1, in problems of two classes; auc needs rows of both.
+        AUC and F1 score of class 1, with two classes only. The AUC needs rows of both classes.
     r2 : float or None
         1 − mse / variance of the labels.
     ess : float or None
@@ -124,11 +95,11 @@ class ClientScore:
 
     def __post_init__(self) -> None:
         if (self.accuracy is None) == (self.mse is None):
-            raise InputError(f"client {self.client!r}: a score has an accuracy or an mse")
+            raise InputError(f"client {self.client!r}: give accuracy or mse; got both or neither")
 
     @property
     def value(self) -> float:
-        """The main figure: accuracy or mse."""
+        """The main score: accuracy or mse."""
         value = self.mse if self.accuracy is None else self.accuracy
         assert value is not None
         return value
@@ -143,13 +114,14 @@ class ClientScore:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Test figures of all clients, each client counting the same.
+    """Test scores of all clients. In a mean over clients, each client gets equal weight.
 
-    Evaluations of different clients add up: ``a + b``.
+    ``a + b`` joins the evaluations of different clients.
 
     Attributes
     ----------
     rows : tuple of ClientScore
+        One for each client.
     """
 
     rows: tuple[ClientScore, ...]
@@ -161,23 +133,23 @@ class Evaluation:
             raise InputError("an evaluation needs at least one client; got none")
         if len(set(names)) < len(names):
             twice = sorted({n for n in names if names.count(n) > 1})
-            raise InputError(f"clients must be evaluated once; got {twice} more than once")
+            raise InputError(f"each client must be evaluated once; got {twice} more than once")
         if len({r.accuracy is None for r in self.rows}) > 1:
-            raise InputError("an evaluation is of classes or of numbers; got rows of both kinds")
+            raise InputError("all clients need the same main score, accuracy or mse; got both")
 
     @property
     def figure(self) -> str:
-        """What the main figure is: "accuracy" or "mse"."""
+        """Name of the main score: "accuracy" or "mse"."""
         return "mse" if self.rows[0].accuracy is None else "accuracy"
 
     @property
     def values(self) -> Float64Array:
-        """The main figure of every client, (K,)."""
+        """The main score of every client, shape (K,)."""
         return np.array([r.value for r in self.rows])
 
     @property
     def mean(self) -> float:
-        """Mean over clients."""
+        """Mean of the main score over clients."""
         return float(self.values.mean())
 
     @property
@@ -196,19 +168,23 @@ class Evaluation:
 
     @property
     def spread(self) -> float:
-        """Standard deviation over clients (these clients, not a sample of them)."""
+        """Standard deviation of the main score over these K clients (divided by K, not K − 1)."""
         return float(self.values.std())
 
     @property
     def interval(self) -> tuple[float, float]:
-        r"""95 % interval of the mean over these clients, for test rows drawn anew.
+        r"""95 % interval of the mean over these clients, for newly drawn test rows.
 
-        The clients' samples are independent, so their squared distances to their own limits add:
+        Let v_k be the main score of client k, l_k and u_k the limits of its interval, K the number
+        of clients and m the mean score. The clients' test rows are independent, so the squared
+        distances between scores and limits add up. The interval goes from the first to the second
+        of these values:
 
         .. math:: m − \frac1K \sqrt{Σ_k (v_k − l_k)²}, \quad m + \frac1K \sqrt{Σ_k (u_k − v_k)²}
 
-        (Zou and Donner 2008). This is the binomial variance, taken at the limits, where it is not
-        zero even if every row is right. It does not speak of other seeds or other clients.
+        (Zou and Donner 2008). The limits of accuracies use a binomial variance that is above zero
+        even if every prediction is correct. The interval does not account for the choice of the
+        seed or of the clients.
         """
         low = np.array([r.low for r in self.rows])
         high = np.array([r.high for r in self.rows])
@@ -220,7 +196,7 @@ class Evaluation:
 
     @property
     def status(self) -> str:
-        """One sentence."""
+        """One sentence with mean, interval, worst and best client."""
         show = share_text if self.figure == "accuracy" else plain_text
         (low, high), k = self.interval, len(self.rows)
         return (
@@ -237,34 +213,34 @@ class Evaluation:
         return len(self.rows)
 
     def __getitem__(self, client: str) -> ClientScore:
-        """A client's figures."""
+        """Return the scores of a client."""
         for row in self.rows:
             if row.client == client:
                 return row
         raise InputError(f"the client must be {nearest(client, [r.client for r in self.rows])}")
 
     def __add__(self, other: Evaluation) -> Evaluation:
-        """The clients of both."""
+        """Join two evaluations of different clients."""
         return Evaluation(self.rows + other.rows)
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One dict a client, ready for JSON, without figures that no client has."""
+        """Return one dict per client, ready for JSON, without scores that no client has."""
         records = [dataclasses.asdict(row) for row in self.rows]
         keys = [k for k in records[0] if any(r[k] is not None for r in records)]
         return [{k: r[k] for k in keys} for r in records]
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> Evaluation:
-        """The evaluation `to_records` wrote."""
+        """Rebuild an evaluation from the dicts of `to_records`."""
         return cls(tuple(ClientScore(**r) for r in records))
 
     def to_frame(self) -> Any:
-        """A pandas frame, one row a client."""
+        """Return a pandas data frame with one row per client."""
         try:
             import pandas
         except ImportError:
             raise ImportError(
-                "to_frame needs pandas; install fedshift[tables], or take to_records()"
+                "to_frame needs pandas; install fedshift[tables], or use to_records()"
             ) from None
         return pandas.DataFrame(self.to_records())
 
@@ -280,26 +256,34 @@ def evaluate(
     batch_size: int = 1024,
     weights: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Evaluation:
-    """Test figures of a model on every client's test rows and labels.
+    """Evaluate a model on every client's labelled test rows.
 
     Parameters
     ----------
     models : Module or callable
-        The model, or a function from a client's name to its model (local BatchNorm). It is used
-        in evaluation mode, on the device and in the type of its parameters, and left as it was.
+        The model, or a function from a client's name to its model (for local BatchNorm). The
+        model runs in evaluation mode, on the device and in the number type of its parameters.
+        Afterwards its previous mode is restored.
+    federation : Federation
+        The clients.
     loss : {"cross-entropy", "squared"}
-        Scores (n, C) for labels 0 … C − 1, or predictions (n,) or (n, 1) for numbers.
+        "cross-entropy" needs scores (n, C) and labels 0 … C − 1. "squared" needs predictions (n,)
+        or (n, 1) and numbers as labels.
     batch_size : int
-        Rows at a time.
+        Rows in a forward pass.
     weights : mapping of client to (n,), optional
-        Training weights, of which the effective sample size is reported; a client that was not
-        trained on has none.
+        Training weights, for the effective sample size. Leave out clients whose rows were not used
+        in training.
+
+    Returns
+    -------
+    Evaluation
 
     Raises
     ------
     InputError
-        If a client has no test labels, they do not fit the loss, or a score is not finite; the
-        client is named.
+        If a client has no test labels, its labels do not fit the loss, or a score is not finite.
+        The message names the client.
     """
     return Evaluation(
         tuple(
@@ -316,7 +300,7 @@ def evaluate(
 
 
 def predict(model: nn.Module, x: npt.ArrayLike | Tensor, *, batch_size: int = 1024) -> Tensor:
-    """Scores (n, …) of rows x (n, …) on the CPU, a batch at a time, in evaluation mode."""
+    """Return scores (n, …) of rows x (n, …), computed in evaluation mode, as a CPU tensor."""
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1; got {batch_size}")
     rows = x if isinstance(x, Tensor) else np.asarray(x)
@@ -345,11 +329,11 @@ def _score_client(
 ) -> ClientScore:
     if client.test_y is None:
         raise InputError(
-            f"client {client.name!r} has no test labels to evaluate on; give test_y, or take "
+            f"client {client.name!r} has no test labels to evaluate on; pass test_y, or use "
             "importance_weighted_risk, which needs none"
         )
     if not len(client.test_x):
-        raise InputError(f"client {client.name!r} must have a test row at least; got none")
+        raise InputError(f"client {client.name!r} must have a test row; got none; leave it out")
     scores = predict(model, client.test_x, batch_size=batch_size)
     y = client.test_y
     losses, right, numbers = per_row(scores, y, loss, f"client {client.name!r}")
@@ -357,7 +341,7 @@ def _score_client(
     ess = None if weight is None else effective_sample_size(weight)
     if right is None:
         errors = 2 * losses
-        low, high = bootstrap_interval(errors)
+        low, high = mean_interval(errors)
         mse, variance = float(errors.mean()), float(np.asarray(y, dtype=np.float64).var())
         return ClientScore(
             client=client.name,
@@ -370,36 +354,30 @@ def _score_client(
             ess=ess,
         )
     correct = int(right.sum())
-    low, high = interval(correct, n)
-    binary = numbers.shape[1] == 2
+    low, high = stats.binomtest(correct, n).proportion_ci(method="wilson")
+    positive = np.asarray(y) == 1
+    auc = f1 = None
+    if numbers.shape[1] == 2:
+        from sklearn.metrics import roc_auc_score  # slow to import, and only used here
+
+        if 0 < positive.sum() < n:
+            auc = float(roc_auc_score(positive, numbers[:, 1] - numbers[:, 0]))
+        f1 = _f1(right, positive)
     return ClientScore(
         client=client.name,
         n=n,
         accuracy=correct / n,
-        low=low,
-        high=high,
+        low=float(low),
+        high=float(high),
         loss=float(losses.mean()),
-        auc=area_under_curve(numbers[:, 1] - numbers[:, 0], y) if binary else None,
-        f1=_f1(right, np.asarray(y) == 1) if binary else None,
+        auc=auc,
+        f1=f1,
         ess=ess,
     )
 
 
-def area_under_curve(score: npt.ArrayLike, positive: npt.ArrayLike) -> float | None:
-    """Chance that a positive row scores above a negative one, ties half; None without both.
-
-    Mann and Whitney's U over the number of pairs, from midranks in O(n log n).
-    """
-    yes = np.asarray(positive).astype(bool)
-    a, b = int(yes.sum()), int((~yes).sum())
-    if not (a and b):
-        return None
-    ranks = stats.rankdata(np.asarray(score, dtype=np.float64))
-    return float((ranks[yes].sum() - a * (a + 1) / 2) / (a * b))
-
-
 def _f1(right: npt.NDArray[np.bool_], positive: npt.NDArray[np.bool_]) -> float | None:
-    """2TP / (2TP + FP + FN); None where no row is or is called positive."""
+    """2TP / (2TP + FP + FN); None if no row has label 1 and none is predicted as 1."""
     hits, wrong = int((right & positive).sum()), int((~right).sum())  # FP + FN: two classes
     return 2 * hits / (2 * hits + wrong) if hits + wrong else None
 
@@ -407,7 +385,11 @@ def _f1(right: npt.NDArray[np.bool_], positive: npt.NDArray[np.bool_]) -> float 
 def per_row(
     scores: npt.ArrayLike | Tensor, y: npt.ArrayLike | Tensor, loss: str, who: str
 ) -> tuple[Float64Array, npt.NDArray[np.bool_] | None, Float64Array]:
-    """Loss (n,), right or not (n,) where there are classes, and the scores, all checked."""
+    """Check scores and labels; return the losses, correctness and scores of the rows.
+
+    Correctness is an array (n,): whether the predicted class of each row is correct. It is None in
+    regression. `who` names the rows in error messages.
+    """
     if loss not in LOSSES:
         raise InputError(f"loss must be {nearest(loss, LOSSES)}")
     s, label = as_tensor(scores).cpu().double(), as_tensor(y).cpu()
@@ -415,26 +397,26 @@ def per_row(
     n = len(s) if s.ndim else 0
     if n == 0 or label.shape != (n,):
         raise InputError(
-            f"{who}: there must be one label a row of scores; got shapes "
-            f"{tuple(label.shape)} and {tuple(s.shape)}"
+            f"{who}: scores must have one row for each label; got labels of shape "
+            f"{tuple(label.shape)} and scores of shape {tuple(s.shape)}"
         )
     finite = torch.isfinite(s.reshape(n, -1)).all(dim=1)
     if not bool(finite.all()):
         row = int((~finite).int().argmax())
         raise InputError(
             f"{who}: the model's scores must be finite; got {s[row].tolist()} in row {row}; "
-            "training diverged, or that row's inputs are out of range"
+            "check that row's inputs, or lower the learning rate if training diverged"
         )
     if loss == "squared":
         if s.numel() != n:
             raise InputError(
-                f"{who}: squared loss needs one prediction a row; got scores {tuple(s.shape)}"
+                f"{who}: squared loss needs one prediction per row; got shape {tuple(s.shape)}"
             )
         return ((s.reshape(n) - label.double()).square() / 2).numpy(), None, s.numpy()
     if s.ndim != 2 or s.shape[1] < 2:
         raise InputError(
-            f"{who}: cross entropy needs scores (n, C) of C ≥ 2 classes; got {tuple(s.shape)}; "
-            "for numbers take loss='squared'"
+            f"{who}: cross entropy needs scores (n, C) of C ≥ 2 classes; got shape "
+            f"{tuple(s.shape)}; for numbers take loss='squared'"
         )
     classes = s.shape[1]
     if label.is_floating_point() or bool(((label < 0) | (label >= classes)).any()):
@@ -448,7 +430,7 @@ def per_row(
 
 
 def as_tensor(a: npt.ArrayLike | Tensor) -> Tensor:
-    """A tensor; arrays are copied, as torch warns of those that must not be written to."""
+    """Return a tensor. Arrays are copied, because torch warns about read-only ones."""
     if isinstance(a, Tensor):
         return a.detach()
     array = np.asarray(a)
@@ -460,16 +442,11 @@ def as_tensor(a: npt.ArrayLike | Tensor) -> Tensor:
     return torch.tensor(array)
 
 
-def _normal(level: float) -> float:
-    if not 0 < level < 1:
-        raise InputError(f"level must be in (0, 1); got {level}")
-    return float(stats.norm.ppf((1 + level) / 2))
-
-
 def share_text(value: float) -> str:
-    """A share without the zero before the point: .835."""
+    """Format a share with three digits and no leading zero: .835."""
     return f"{value:.3f}".removeprefix("0")
 
 
 def plain_text(value: float) -> str:
+    """Format a number with three significant digits."""
     return f"{value:.3g}"

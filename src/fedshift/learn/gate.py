@@ -1,19 +1,22 @@
 r"""The no-harm gate: is a weighted model better than the unweighted one, beyond noise?
 
-Both models judge the same held-out training rows, so what is compared is the difference of their
-losses row by row: most of the noise is common to both and cancels. With d_i that difference and
-v_i = λ_k w_i / n_k for row i of client k,
+Both models score the same held-out training rows, and their losses are compared row by row. Most of
+the noise is common to the two losses of a row and cancels. For row i of client k, let d_i be the
+loss of the weighted model minus that of the unweighted one, and v_i = λ_k w_i / n_k. Here w_i is
+the row's weight, n_k the client's number of rows, and λ_k its coefficient in the objective. The
+estimated difference D̂ of the weighted risks and its standard error se are
 
 .. math:: D̂ = \frac{Σ v_i d_i}{Σ v_i}, \qquad
           se² = Σ_k \frac{n_k}{n_k − 1} \Big[ Σ_{i ∈ k} ψ_i² − \tfrac1{n_k} (Σ_{i ∈ k} ψ_i)² \Big],
           \qquad ψ_i = \frac{v_i (d_i − D̂)}{Σ v_i}
 
-(the delta method for a self-normalised mean; rows are drawn anew within every client, the clients
-stay). Six numbers leave a client.
+This is the delta method for a self-normalised mean. The rows of every client are random, and the
+clients are fixed. Only six numbers leave a client: five sums and its part of the weighted risk of
+the unweighted model.
 
-When it fails: weights that point at the wrong law judge by the wrong law, and approve of a model
-trained with the same mistake. The gate sees noise, not that bias; `fedshift.federation.explain`
-looks for it in the unlabelled rows.
+*When the gate fails.* If the weights are wrong, the weighted comparison favours the model that was
+trained with the same wrong weights. The gate guards against noise, not against this bias.
+`fedshift.federation.shift_type` looks for the bias in the unlabelled rows.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from scipy import stats
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError
-from fedshift.learn.validate import WeightedRisk
+from fedshift.learn.weighted_risk import WeightedRisk
 
 #: values (n_k,) of every client
 ByClient = Mapping[str, npt.ArrayLike]
@@ -40,22 +43,22 @@ SUMS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    """When a weighted model is taken.
+class GateRule:
+    """Conditions on which the gate chooses a weighted model.
 
-    The defaults were chosen by measurement: on tables with and without shift they refuse what
-    harms and keep most of what gains (``benchmarks/no_harm.py``).
+    The defaults were chosen by measurement. On tables with and without shift they refuse weights
+    that harm and keep most weights that help (``benchmarks/no_harm.py``).
 
     Attributes
     ----------
     level : float
-        Of the two-sided interval of the difference.
+        Level of the two-sided interval of the difference.
     gain : float
-        Standard errors by which it must be better.
+        Number of standard errors by which the weighted model must be better.
     margin : float
-        Harm that the interval may reach, as a share of the baseline's weighted risk.
+        Largest harm that the interval may include, as a share of the baseline's weighted risk.
     min_ess : float
-        Effective held-out rows below which nothing can be told.
+        Effective sample size of held-out rows below which the weighted model is refused.
     """
 
     level: float = 0.8
@@ -65,24 +68,29 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
-            raise InputError(f"Rule: level must be in (0, 1); got {self.level}")
+            raise InputError(f"GateRule: level must be in (0, 1); got {self.level}")
         for name in ("gain", "margin", "min_ess"):
             if not getattr(self, name) >= 0:
-                raise InputError(f"Rule: {name} must be at least 0; got {getattr(self, name)}")
+                raise InputError(f"GateRule: {name} must be at least 0; got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, eq=False)
 class Difference:
     """Weighted risk of a candidate minus the baseline's, on the same held-out rows.
 
+    Every difference of losses in fedshift has this sign: candidate minus reference, such as
+    weighted minus unweighted model. A negative difference means that the candidate is better.
+
     Attributes
     ----------
     candidate, baseline : str
+        Names of the two models.
     clients : mapping of client to WeightedRisk
-        Sums of the differences; clients without a row that counts are left out.
+        Sums of the differences, without clients whose rows all have weight 0.
     risk : float
         The baseline's weighted risk.
     level : float
+        Level of the two-sided interval.
     """
 
     candidate: str
@@ -93,7 +101,7 @@ class Difference:
 
     @property
     def value(self) -> float:
-        """D̂: below 0 the candidate is better."""
+        """The difference D̂ of the weighted risks; if it is negative, the candidate is better."""
         return sum(c.vl for c in self.clients.values()) / self._total
 
     @property
@@ -103,14 +111,14 @@ class Difference:
         for c in self.clients.values():
             squares = (c.v2l2 - 2 * d * c.v2l + d * d * c.v2) / total**2
             mean = (c.vl - d * c.v) / total
-            if c.n > 1:  # a single row says nothing of its client's spread
+            if c.n > 1:  # a single row has no spread
                 squares = (squares - mean**2 / c.n) * c.n / (c.n - 1)
             out += max(0.0, squares)
         return math.sqrt(out)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of `value`, at `level`."""
+        """Interval of `value` at `level`."""
         half = float(stats.norm.ppf((1 + self.level) / 2)) * self.error
         return self.value - half, self.value + half
 
@@ -130,7 +138,7 @@ class Difference:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Figures, ready for JSON."""
+        """Return all values, ready for JSON."""
         low, high = self.interval
         return {
             "candidate": self.candidate,
@@ -148,40 +156,43 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """Which model was taken, and why.
+    """The model that the gate chose, and the evidence.
 
     Attributes
     ----------
     choice : str
-        A candidate, or the baseline.
+        Name of the chosen model: a candidate or the baseline.
     baseline : str
+        Name of the baseline.
     differences : mapping of candidate to Difference
+        Difference between each candidate and the baseline.
     reasons : mapping of candidate to str
-        Why each was taken or not.
-    rule : Rule
+        Why each candidate passed or was refused.
+    rule : GateRule
+        The rule that was applied.
     """
 
     choice: str
     baseline: str
     differences: Mapping[str, Difference]
     reasons: Mapping[str, str]
-    rule: Rule
+    rule: GateRule
 
     @property
     def status(self) -> str:
-        """One sentence."""
+        """The choice and its reasons in one sentence."""
         if self.choice != self.baseline:
             return f"took {self.choice}: {self.reasons[self.choice]}"
         if not self.reasons:
-            return f"kept {self.baseline}: nothing was weighed against it"
-        said = "; ".join(f"{name}: {why}" for name, why in self.reasons.items())
-        return f"kept {self.baseline}; {said}"
+            return f"kept {self.baseline}: no weighted model was trained"
+        text = "; ".join(f"{name}: {why}" for name, why in self.reasons.items())
+        return f"kept {self.baseline}; {text}"
 
     def __repr__(self) -> str:
         return f"Gate({self.status})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The evidence, ready for JSON."""
+        """Return the choice, reasons, differences and rule, ready for JSON."""
         return {
             "choice": self.choice,
             "baseline": self.baseline,
@@ -197,81 +208,74 @@ def gate(
     weights: Mapping[str, ByClient],
     *,
     baseline: str = "erm",
-    shares: Mapping[str, float] | None = None,
     refused: Mapping[str, str] | None = None,
-    rule: Rule | None = None,
+    rule: GateRule | None = None,
 ) -> Gate:
-    """Take the candidate that gains most, if its gain is no accident; else the baseline.
+    """Choose the candidate that passes with the largest gain, or the baseline if none passes.
 
-    A candidate passes if its weighted held-out risk is below the baseline's by the rule's `gain`,
-    the interval of the difference stays below its `margin` for harm, and enough rows count.
+    A candidate passes on three conditions. Its weighted held-out risk is below that of the baseline
+    by at least `rule.gain` standard errors. The upper limit of the difference is at most
+    `rule.margin` times the baseline's risk. The effective sample size is at least `rule.min_ess`.
 
     Parameters
     ----------
     losses : mapping of candidate to mapping of client to (n_k,)
-        Held-out losses, the baseline's among them.
+        Held-out losses of all candidates and of the baseline.
     weights : mapping of candidate to mapping of client to (n_k,)
-        Of the law each candidate is trained for, not normalised. The baseline needs none.
-    shares : mapping of client to λ_k, optional
+        Weights that each candidate is trained with, not normalised. The baseline needs none.
     refused : mapping of candidate to str, optional
-        Candidates that were ruled out before, and why; they are reported, not compared.
-    rule : Rule, optional
+        Candidates that were refused before, and the reasons. Their reasons are reported, and their
+        losses are not compared.
+    rule : GateRule, optional
+        When a candidate passes; by default ``GateRule()``.
 
     Examples
     --------
-    >>> held = {"erm": {"a": [1.0, 1.2, 0.8, 1.1]}, "ftw": {"a": [0.5, 0.6, 0.5, 0.5]}}
-    >>> gate(held, {"ftw": {"a": [1, 1, 2, 2]}}, rule=Rule(min_ess=2)).choice
+    >>> losses = {"erm": {"a": [1.0, 1.2, 0.8, 1.1]}, "ftw": {"a": [0.5, 0.6, 0.5, 0.5]}}
+    >>> gate(losses, {"ftw": {"a": [1, 1, 2, 2]}}, rule=GateRule(min_ess=2)).choice
     'ftw'
     """
-    rule = Rule() if rule is None else rule
+    rule = GateRule() if rule is None else rule
     if baseline not in losses:
         raise InputError(f"baseline must be {nearest(baseline, losses)}")
-    found, reasons, passed = {}, dict(refused or {}), []
-    for name in losses:
-        if name == baseline:
-            continue
+    differences, reasons, passed = {}, dict(refused or {}), []
+    for name in (n for n in losses if n != baseline):
         if name not in weights:
-            raise InputError(f"weights must hold those of candidate {name!r}; got {list(weights)}")
-        d = difference(losses[name], losses[baseline], weights[name], shares=shares)
+            raise InputError(f"weights must hold candidate {name!r}; got {list(weights)}")
+        d = difference(losses[name], losses[baseline], weights[name])
         d = replace(d, candidate=name, baseline=baseline, level=rule.level)
-        found[name], (good, reasons[name]) = d, _judge(d, rule)
+        differences[name], (good, reasons[name]) = d, _judge(d, rule)
         if good:
             passed.append(d)
     best = min(passed, key=lambda d: d.value, default=None)
-    return Gate(baseline if best is None else best.candidate, baseline, found, reasons, rule)
+    return Gate(baseline if best is None else best.candidate, baseline, differences, reasons, rule)
 
 
-def difference(
-    candidate: ByClient,
-    baseline: ByClient,
-    weight: ByClient,
-    *,
-    shares: Mapping[str, float] | None = None,
-    level: float = 0.9,
-) -> Difference:
-    """The paired difference of two models' weighted risks, from losses of the same rows."""
+def difference(candidate: ByClient, baseline: ByClient, weight: ByClient) -> Difference:
+    """Return the difference of weighted risks on the same rows, candidate minus baseline."""
     clients, mass, risk = {}, 0.0, 0.0
     for name in sorted(weight):  # sums must not depend on the order of clients
-        share = 1.0 if shares is None else float(shares.get(name, 1.0))
         a, b, w = (_read(part, name) for part in (candidate, baseline, weight))
         if not len(a) == len(b) == len(w):
             raise InputError(
-                f"client {name!r}: losses and weights must be of the same rows; got {len(a)}, "
-                f"{len(b)} and {len(w)}"
+                f"client {name!r}: losses and weights must have one value per row; got {len(a)}, "
+                f"{len(b)} and {len(w)} values"
             )
-        if (w < 0).any() or share < 0:
-            raise InputError(f"client {name!r}: weights must be at least 0; got less")
-        v = w * (share / max(len(w), 1))
+        if (w < 0).any():
+            raise InputError(f"client {name!r}: weights must be at least 0; got {w.min():g}")
+        v = w / max(len(w), 1)
         if v.sum() > 0:
             clients[name] = _sums(v, a - b)
             mass, risk = mass + float(v.sum()), risk + float(v @ b)
     if not clients:
-        raise InputError("some held-out row must count; got a weight of 0 for every one")
-    return Difference("candidate", "baseline", clients, risk / mass, level)
+        raise InputError(
+            "some held-out row must have a weight above 0; got 0 for every row; check the ratios"
+        )
+    return Difference("candidate", "baseline", clients, risk / mass)
 
 
 def _sums(v: Float64Array, d: Float64Array) -> WeightedRisk:
-    """A difference of losses is a loss."""
+    """Weighted sums of differences `d`, treated as losses."""
     s = v * v
     v1, v2, vd, v2d, v2d2 = (float(p.sum()) for p in (v, s, v * d, s * d, s * d * d))
     return WeightedRisk(len(v), v1, v2, vd, v2d, v2d2, math.nan, math.nan)
@@ -279,24 +283,24 @@ def _sums(v: Float64Array, d: Float64Array) -> WeightedRisk:
 
 def _read(values: ByClient, name: str) -> Float64Array:
     if name not in values:
-        raise InputError(f"losses must be given for every client with weights; none for {name!r}")
+        raise InputError(f"every client with weights must have losses; client {name!r} has none")
     a = np.asarray(values[name], dtype=np.float64)
     if a.ndim != 1 or not np.isfinite(a).all():
         raise InputError(
-            f"client {name!r}: losses and weights must be finite numbers, one a row; got shape "
+            f"client {name!r}: losses and weights must be finite numbers, one per row; got shape "
             f"{a.shape}{'' if np.isfinite(a).all() else ' with NaN or inf'}"
         )
     return a
 
 
-def _judge(d: Difference, rule: Rule) -> tuple[bool, str]:
-    """Whether a candidate passes, and the sentence."""
+def _judge(d: Difference, rule: GateRule) -> tuple[bool, str]:
+    """Whether a candidate passes, and the reason."""
     half = d.interval[1] - d.value
-    said = f"weighting would change the risk {d.risk:.3g} by {d.value:+.3g} ± {half:.2g}"
+    text = f"weights would change the held-out risk of {d.risk:.3g} by {d.value:+.3g} ± {half:.2g}"
     if d.ess < rule.min_ess:
-        return False, f"only {d.ess:.1f} held-out rows count, too few to tell"
+        return False, f"effective sample size {d.ess:.1f} of held-out rows, below {rule.min_ess:g}"
     if d.value >= 0 or -d.value < rule.gain * d.error:
-        return False, said
+        return False, text
     if d.interval[1] > rule.margin * d.risk:
-        return False, f"{said}, which may be harm"
-    return True, f"it changes the risk {d.risk:.3g} by {d.value:+.3g} ± {half:.2g}"
+        return False, f"{text}: harm cannot be ruled out"
+    return True, f"it changes the held-out risk of {d.risk:.3g} by {d.value:+.3g} ± {half:.2g}"

@@ -1,4 +1,4 @@
-"""Losses of every row, as tensor functions: what training descends on."""
+"""Loss functions for training, which return a loss for each row."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
-    """Loss of every row, (n,)."""
+    """Return the cross entropy of each row, shape (n,)."""
     return F.cross_entropy(scores, y, reduction="none")
 
 
 def squared(scores: Tensor, y: Tensor) -> Tensor:
-    """Half the squared error of every row, (n,)."""
+    """Return half the squared error of each row, shape (n,)."""
     return (scores.reshape(len(y)) - y).square() / 2
 
 
 @dataclass(frozen=True)
 class Polynomial:
-    r"""Cross entropy with a polynomial tail, a function of the margin z of the right class.
+    r"""Cross entropy with a polynomial tail: weights matter even if a network fits every row.
+
+    The loss is a function of the margin z of the correct class y. With s_j the score of class j,
 
     .. math::
 
@@ -33,11 +35,13 @@ class Polynomial:
        ℓ(z) = \log(1 + e^{−z}) \; (z < 0), \quad
        \log 2 \, (1 + \tfrac{z}{2 a \log 2})^{−a} \; (z ≥ 0)
 
-    Left of zero it is cross entropy; value and slope agree at zero, and it is convex. A network
-    that fits every row drives all margins up for ever; where the loss falls like e^{−z}, the
-    limit does not depend on the rows' weights, with a polynomial tail it does (Wang, Chatterji,
-    Haque, Hashimoto: Is importance weighting incompatible with interpolating classifiers? 2021).
-    The smaller the exponent a, the longer well-fitted rows keep pulling; a → ∞ is e^{−z/(2 log 2)}.
+    For z < 0 the loss is the cross entropy. The two branches have the same value and slope at z =
+    0, and the loss is convex. A network that fits every row raises all margins without limit. If
+    the loss falls like e^{−z}, the classifier to which training converges does not depend on the
+    rows' weights. With a polynomial tail, that classifier depends on them (Wang, Chatterji, Haque,
+    Hashimoto: Is importance weighting incompatible with interpolating classifiers? 2021). The
+    smaller the exponent a, the longer well-fitted rows influence training. For a → ∞ the tail is
+    log 2 · e^{−z/(2 log 2)}.
 
     Attributes
     ----------
@@ -48,16 +52,16 @@ class Polynomial:
     tail: float
 
     def __call__(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Loss of every row, (n,)."""
+        """Return the loss of each row, shape (n,)."""
         at = y.unsqueeze(1)
         rest = scores.scatter(1, at, -torch.inf)
         z = scores.gather(1, at).squeeze(1) - torch.logsumexp(rest, dim=1)
-        # each branch is only asked where it holds: gradients of the other must stay finite
+        # each branch is clamped to its own side, so that its gradient stays finite on the other
         left = F.softplus(-z.clamp(max=0.0))
         width = 2 * self.tail * math.log(2.0)
         right = math.log(2.0) * torch.exp(-self.tail * torch.log1p(z.clamp(min=0.0) / width))
         return torch.where(z < 0, left, right)
 
 
-#: by the name that settings give them
+#: losses by their names in settings
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "squared": squared}

@@ -1,4 +1,4 @@
-"""Models that federations of images and tables are trained with."""
+"""Models for images and tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedshift.core.params import nearest
 from fedshift.errors import InputError
-from fedshift.learn.pooled import PooledConv, rows_first, rows_last
+from fedshift.learn.fused_convolution import PooledConv, rows_first, rows_last
 
 Shape = tuple[int, ...]
 
@@ -20,13 +20,15 @@ Shape = tuple[int, ...]
 class LeNet(nn.Module):
     """LeNet-5: two convolutions, three linear layers; 61,706 parameters for 28 × 28 grey images.
 
-    Pooling comes before the rectifier: the two commute (`fedshift.learn.pooled`).
+    Max pooling comes before the rectifier, which gives the same result
+    (`fedshift.learn.fused_convolution`).
 
     Parameters
     ----------
     shape : tuple of int
-        Of a row: (C, H, W) or (H, W).
+        Shape of a row: (C, H, W) or (H, W).
     classes : int
+        Number of classes.
     """
 
     def __init__(self, shape: Shape = (1, 28, 28), classes: int = 10) -> None:
@@ -44,7 +46,7 @@ class LeNet(nn.Module):
         self.fc3 = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, classes)."""
+        """Return logits (n, classes)."""
         x = x.unsqueeze(1) if self.grey else x
         if x.is_cuda:
             x = self.conv2(self.conv1(x)).flatten(1)
@@ -56,7 +58,7 @@ class LeNet(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two 3 × 3 convolutions around which the input is added."""
+    """Two 3 × 3 convolutions with a residual connection."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -76,15 +78,16 @@ class _Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 with a 3 × 3 stem and no first pooling, for images of about 32 × 32.
+    """ResNet-18 for images of about 32 × 32: a 3 × 3 first convolution and no first pooling.
 
     Parameters
     ----------
     shape : tuple of int
-        Of a row: (C, H, W) or (H, W).
+        Shape of a row: (C, H, W) or (H, W).
     classes : int
+        Number of classes.
     width : int
-        Channels of the first stage; 64 has 11.2 million parameters.
+        Channels of the first stage; with 64 the model has 11.2 million parameters.
     """
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10, width: int = 64) -> None:
@@ -102,7 +105,7 @@ class ResNet18(nn.Module):
         self.fc = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, classes)."""
+        """Return logits (n, classes)."""
         x = x.unsqueeze(1) if self.grey else x
         x = self.blocks(F.relu(self.bn1(self.conv1(x))))
         out: Tensor = self.fc(x.mean((2, 3)))
@@ -110,17 +113,18 @@ class ResNet18(nn.Module):
 
 
 class MLP(nn.Module):
-    """A perceptron with rectifiers; rows of any shape are flattened.
+    """A multilayer perceptron with rectifiers; rows of any shape are flattened.
 
     Parameters
     ----------
     shape : tuple of int
-        Of a row.
+        Shape of a row.
     classes : int
-        Numbers out; 1 for regression.
+        Number of outputs; 1 for regression.
     hidden : tuple of int
+        Sizes of the hidden layers.
     batch_norm : bool
-        After every hidden layer.
+        Whether BatchNorm follows every hidden layer.
     """
 
     def __init__(
@@ -142,13 +146,13 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (n, classes)."""
+        """Return scores (n, classes)."""
         out: Tensor = self.layers(x)
         return out
 
 
 class Linear(nn.Module):
-    """Logistic or linear regression, starting at zero."""
+    """Logistic or linear regression; all parameters are initialised to zero."""
 
     def __init__(self, shape: Shape, classes: int = 10) -> None:
         super().__init__()
@@ -157,21 +161,22 @@ class Linear(nn.Module):
         nn.init.zeros_(self.fc.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (n, classes)."""
+        """Return scores (n, classes)."""
         out: Tensor = self.fc(x.flatten(1))
         return out
 
 
 class Scaled(nn.Module):
-    """A model that takes columns as they come: a + b · model((x − mean) / scale), (a, b) = out.
+    """A model of unscaled columns: a + b · model((x − mean) / scale), where out = (a, b).
 
     Parameters
     ----------
     model : Module
+        A model of scaled columns.
     mean, scale : Tensor (d,)
-        Of the columns.
+        Mean and scale of each column.
     out : (float, float)
-        Mean and scale of what the model predicts; (0, 1) for scores of classes.
+        Mean a and scale b of the predicted number; (0, 1) for scores of classes.
     """
 
     def __init__(
@@ -187,7 +192,7 @@ class Scaled(nn.Module):
         self.register_buffer("out", torch.tensor(out, dtype=mean.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (n, classes)."""
+        """Return scores (n, classes)."""
         scores: Tensor = self.model((x.flatten(1) - self.mean) / self.scale)
         return self.out[0] + self.out[1] * scores
 
@@ -207,13 +212,19 @@ def build(
     *,
     seed: int,
 ) -> nn.Module:
-    """A model with parameters drawn from a seed, leaving the global generator as it was.
+    """Return a model with parameters drawn from a seed; torch's global generator is unchanged.
 
     Parameters
     ----------
     model : name, module or callable
-        A name of `MODELS`; a module is taken as it is, with the parameters it has; a callable
-        gets the shape of a row and the number of classes.
+        A name in `MODELS`, or a function from the shape of a row and the number of classes to a
+        module. A module is returned unchanged.
+    shape : tuple of int
+        Shape of a row.
+    classes : int
+        Number of outputs.
+    seed : int
+        Seed of the parameters.
     """
     if isinstance(model, nn.Module):
         return model
@@ -222,7 +233,7 @@ def build(
             raise InputError(f"model must be {nearest(model, MODELS)}")
         model = MODELS[model]
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach GPUs too
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed GPUs
         return model(shape, classes)
 
 

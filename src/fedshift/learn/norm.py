@@ -1,23 +1,25 @@
-"""BatchNorm in a federation: which statistics and which scales a client uses.
+"""BatchNorm in a federation: which statistics and scales each client uses.
 
-Layers are found by type, never by name. A plan's policy says what becomes of them:
+BatchNorm layers are recognised by type. A plan's policy (`norm`) is one of:
 
 "averaged"
-    Every client normalises with its own batch; running statistics are averaged over clients
-    with the law of total variance, the scales are shared.
+    Every client normalises with the statistics of its own batch. Clients share the scales (weight
+    and bias of the layer). Running statistics are averaged over clients, including the variance
+    between clients.
 "local"
     Statistics and scales stay with the client (FedBN).
 "synchronous"
     Every batch is normalised with the statistics of all clients' batches together.
 "group"
-    GroupNorm instead, which has no statistics to share.
+    GroupNorm replaces BatchNorm. It has no statistics to share.
 
-Running statistics mix as laws do: with share m of a new batch (μ_b, σ_b²),
+Running variances include the variance between batches. With momentum m, a new batch with mean μ_b
+and variance σ_b² changes the running mean μ and variance σ² to
 
     μ' = (1 − m) μ + m μ_b,    σ'² = (1 − m) σ² + m σ_b² + m (1 − m) (μ_b − μ)².
 
-Unlike torch's update, which drops the last term, this commutes with averaging over clients, so
-it does not matter whether clients or the server keep the running values.
+torch leaves out the last term. With this term, it makes no difference whether running values are
+updated before or after averaging over clients. So clients and server compute the same values.
 """
 
 from __future__ import annotations
@@ -35,16 +37,18 @@ from fedshift.errors import InputError
 
 NormPolicy = Literal["averaged", "local", "synchronous", "group"]
 POLICIES = ("averaged", "local", "synchronous", "group")
-_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class ClientNorm(nn.Module):
-    """BatchNorm over groups of rows, one group a client, that shows the statistics it met.
+    """BatchNorm over groups of rows, one group per client, that exposes the batch statistics.
 
-    Rows arrive client after client, (groups · B, C, …). In training each group is normalised
-    with its own moments, left in ``seen_mean`` and ``seen_var`` (groups, C), the variance
-    unbiased as torch's running variance is. `weight` and `bias` are (C,), or (G, C) with a row
-    for every groups / G groups.
+    Rows come client after client, (groups · B, C, …), with B rows per client and C channels. In
+    training, each group is normalised with its own mean and variance. They are stored in
+    ``batch_mean`` and ``batch_var`` (groups, C); the variance is unbiased, like torch's running
+    variance. `weight` and `bias` have shape (C,) or (G, C). With shape (C,), all groups share them.
+    With shape (G, C), each row of `weight` and `bias` serves a run of consecutive groups; the
+    number of groups in a run is the number of groups divided by G.
     """
 
     weight: Tensor | None
@@ -59,26 +63,27 @@ class ClientNorm(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.zeros(features)) if affine else None)
         self.register_buffer("running_mean", torch.zeros(features))
         self.register_buffer("running_var", torch.ones(features))
-        self.seen_mean = self.seen_var = torch.empty(0)
-        self._kind: type[_BatchNorm] = nn.BatchNorm2d
+        self.batch_mean = self.batch_var = torch.empty(0)
+        self._layer_type: type[_BatchNorm] = nn.BatchNorm2d
 
     @classmethod
     def of(cls, layer: _BatchNorm, name: str) -> ClientNorm:
-        """The same layer, able to keep clients apart."""
+        """Return the `ClientNorm` with the parameters and statistics of a BatchNorm layer."""
         if layer.momentum is None or not layer.track_running_stats:
             raise InputError(
-                f"layer {name!r}: BatchNorm needs running statistics with a fixed momentum to be "
-                "shared by clients; got momentum=None or track_running_stats=False; build it with "
-                "the defaults"
+                f"layer {name!r}: BatchNorm needs running statistics and a fixed momentum; got "
+                "momentum=None or track_running_stats=False; build the layer with the defaults"
             )
         new = cls(layer.num_features, eps=layer.eps, momentum=layer.momentum, affine=layer.affine)
         new.to(layer.running_mean)  # before loading, which would round float64 to float32
         new.load_state_dict(layer.state_dict(), strict=False)  # num_batches_tracked is not needed
-        new._kind = next((kind for kind in _KINDS if isinstance(layer, kind)), nn.BatchNorm2d)
+        new._layer_type = next(
+            (kind for kind in _LAYERS if isinstance(layer, kind)), nn.BatchNorm2d
+        )
         return new
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised rows, shape as `x`."""
+        """Return the normalised rows, with the shape of `x`."""
         if not self.training:
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
@@ -86,7 +91,7 @@ class ClientNorm(nn.Module):
         if len(x) // self.groups * math.prod(x.shape[2:]) < 2:
             shape = (len(x) // self.groups, *x.shape[1:])
             raise InputError(
-                "BatchNorm needs at least two values a channel in every client's batch; got "
+                "BatchNorm needs at least two values per channel in every client's batch; got "
                 f"batches of shape {shape}; raise batch_size or take norm='group'"
             )
         if x.is_cuda and self.groups > 1:
@@ -98,11 +103,11 @@ class ClientNorm(nn.Module):
         variances = torch.zeros_like(means)
         outs = []
         for g, part in enumerate(parts):
-            # momentum 1: the layer's kernel leaves the batch's own moments in the two rows
+            # momentum 1: the kernel writes the batch's own moments into the two rows
             outs.append(
                 F.batch_norm(part, means[g], variances[g], *self._affine(g), True, 1.0, self.eps)
             )
-        self.seen_mean, self.seen_var = means, variances
+        self.batch_mean, self.batch_var = means, variances
         return outs[0] if self.groups == 1 else torch.cat(outs)
 
     def _affine(self, group: int) -> tuple[Tensor | None, Tensor | None]:
@@ -112,15 +117,15 @@ class ClientNorm(nn.Module):
         return self.weight[row], self.bias[row]
 
     def _all_at_once(self, x: Tensor) -> Tensor:
-        """One reduction over all groups; on a GPU, launches cost more than arithmetic."""
+        """Normalise all groups in one reduction; on a GPU, launches cost more than arithmetic."""
         g, c = self.groups, x.shape[1]
         rows = x.movedim(1, -1).reshape(g, -1, c)  # a view where the memory is channels-last
         wide = rows.float() if x.dtype in (torch.bfloat16, torch.float16) else rows
         variance, mean = torch.var_mean(wide, dim=1, keepdim=True, correction=0)
         scale = torch.rsqrt(variance + self.eps)
         n = wide.shape[1]
-        self.seen_mean = mean.detach().squeeze(1)
-        self.seen_var = variance.detach().squeeze(1) * (n / (n - 1))
+        self.batch_mean = mean.detach().squeeze(1)
+        self.batch_var = variance.detach().squeeze(1) * (n / (n - 1))
         if self.weight is not None and self.bias is not None:
             weight, bias = (
                 p.reshape(-1, 1, c).repeat_interleave(g // (p.numel() // c), dim=0)
@@ -133,8 +138,8 @@ class ClientNorm(nn.Module):
         return out.to(x.dtype).reshape(shape).movedim(-1, 1)
 
     def plain(self) -> _BatchNorm:
-        """A BatchNorm layer of the kind this was made of, with these parameters and statistics."""
-        layer = self._kind(
+        """Return a BatchNorm layer of the original type with these parameters and statistics."""
+        layer = self._layer_type(
             len(self.running_mean),
             eps=self.eps,
             momentum=self.momentum,
@@ -145,25 +150,36 @@ class ClientNorm(nn.Module):
         return layer
 
 
-def mixed(
+def mix_moments(
     mean: Tensor, variance: Tensor, new_mean: Tensor, new_variance: Tensor, share: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of a mixture of two laws, the new one with `share`."""
+    """Return mean and variance of a mixture of two distributions.
+
+    `share` is the share of the second distribution, with `new_mean` and `new_variance`.
+    """
     gap = new_mean - mean
     return mean + share * gap, variance + share * (new_variance - variance) + (
         share * (1 - share)
     ) * gap * gap
 
 
-def pooled(means: Tensor, variances: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of a mixture of laws: (groups, S), (groups, S), (groups,) to (S,), (S,)."""
+def pool_moments(means: Tensor, variances: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean (S,) and variance (S,) of a mixture of distributions, for S variables.
+
+    Parameters
+    ----------
+    means, variances : Tensor (groups, S)
+        Means and variances of each distribution.
+    shares : Tensor (groups,)
+        Share of each distribution in the mixture.
+    """
     a = shares.unsqueeze(1)
     mean = (a * means).sum(0)
     return mean, (a * (variances + (means - mean).square())).sum(0)
 
 
 def convert(model: nn.Module, policy: NormPolicy) -> nn.Module:
-    """A copy of a model whose BatchNorm layers follow a policy."""
+    """Return a copy of a model whose BatchNorm layers follow a policy."""
     model = copy.deepcopy(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, _BatchNorm):
@@ -171,14 +187,15 @@ def convert(model: nn.Module, policy: NormPolicy) -> nn.Module:
             model = _replace(model, name, new)
         elif isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise InputError(
-                f"layer {name!r}: dropout draws from a global generator, so runs could not be "
-                "repeated; remove it or set p=0, and use weight_decay or augment instead"
+                f"layer {name!r}: dropout draws from a global generator, so runs would not be "
+                f"reproducible; got p={layer.p}; remove the layer or set p=0, and use "
+                "weight_decay or augment instead"
             )
     return model
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """A copy of a converted model with ordinary BatchNorm layers."""
+    """Return a copy of a converted model with ordinary BatchNorm layers."""
     model = copy.deepcopy(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, ClientNorm):
@@ -187,7 +204,7 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 def norm_layers(model: nn.Module) -> dict[str, ClientNorm]:
-    """The layers of a converted model that keep statistics, by name."""
+    """Return the `ClientNorm` layers of a converted model, by name."""
     return {n: m for n, m in model.named_modules() if isinstance(m, ClientNorm)}
 
 

@@ -1,4 +1,4 @@
-"""Which test law every client's rows are weighted towards."""
+"""The objective: which test distribution the weighted rows of each client represent."""
 
 from __future__ import annotations
 
@@ -13,24 +13,38 @@ from fedshift.errors import InputError
 
 @dataclass(frozen=True)
 class Objective:
-    """The weight of client k's row x, by name.
+    """A training objective, which defines the weight of a row x of client k.
 
-    ========================= ===================================================================
-    "erm"                     1
-    "ftw"                     Σ_l p_l^te(x) / p_k^tr(x): every client's test law counts
-    "fitw"                    p_k^te(x) / p_k^tr(x): each client towards its own
-    "focus:NAME"              p_l^te(x) / p_k^tr(x), l the client named, with λ_k as the plan says
-    ========================= ===================================================================
+    p_k^tr is the training distribution of client k, and p_l^te the test distribution of client l.
 
-    The scenarios of the paper's table are special cases of the last: "no-shift:NAME" (the client
-    has no shift of its own, so its own rows count 1), "shift-on-one:NAME" and
-    "shift-on-both:NAME" (two clients) and "shift-on-many:NAME".
+    ============  ================================  ==============================================
+    name          weight                            target
+    ============  ================================  ==============================================
+    "erm"         1                                 none: unweighted training
+    "ftw"         Σ_l p_l^te(x) / p_k^tr(x)         the test distributions of all clients
+    "fitw"        p_k^te(x) / p_k^tr(x)             each client's own test distribution
+    "focus:NAME"  p_l^te(x) / p_k^tr(x)             the test distribution of client l = NAME
+    ============  ================================  ==============================================
+
+    Clients are combined as Σ_k λ_k F_k, where F_k is the weighted mean loss of client k. The plan
+    sets the coefficients λ_k, also for "focus:NAME".
+
+    The scenarios of Ramezani-Kebrya et al. (TMLR 2023) are special cases of "focus:NAME":
+
+    - "no-shift:NAME": the client NAME has equal training and test distributions, so its own rows
+      have weight 1,
+    - "shift-on-one:NAME": two clients; for one of them, training and test distribution differ,
+    - "shift-on-both:NAME": two clients; for each, training and test distribution differ,
+    - "shift-on-many:NAME": any number of clients.
+
+    The last three give the same weights as "focus:NAME".
 
     Attributes
     ----------
     kind : str
+        Name of the objective, without the client.
     client : str or None
-        In focus.
+        The client NAME; None for an objective without one.
     """
 
     kind: str
@@ -46,54 +60,59 @@ class Objective:
     )
 
     @classmethod
-    def of(cls, spelled: str | Objective) -> Objective:
-        """An objective from its name, for example "ftw" or "focus:ward-3"."""
-        if isinstance(spelled, Objective):
-            return spelled
-        kind, _, client = str(spelled).partition(":")
+    def of(cls, text: str | Objective) -> Objective:
+        """Return the objective with a given name, for example "ftw" or "focus:ward-3"."""
+        if isinstance(text, Objective):
+            return text
+        kind, _, client = str(text).partition(":")
         if kind in cls.KINDS and not client:
             return cls(kind)
         if kind in cls.FOCUSED and client:
             return cls(kind, client)
         choices = (*cls.KINDS, *(f"{k}:CLIENT" for k in cls.FOCUSED))
-        raise InputError(f"objective must be {nearest(spelled, choices)}")
+        raise InputError(f"objective must be {nearest(text, choices)}")
 
     def __str__(self) -> str:
         return self.kind if self.client is None else f"{self.kind}:{self.client}"
 
     def check(self, federation: Federation) -> None:
-        """Raise if the objective makes no sense for a federation."""
+        """Raise an error if a federation does not suit the objective."""
         if self.client is not None:
-            _ = federation[self.client]  # names the clients there are
+            _ = federation[self.client]  # an unknown client raises an error with all names
         if self.kind in ("shift-on-one", "shift-on-both") and len(federation) != 2:
             raise InputError(
-                f"objective {self} is for two clients; got {len(federation)}; take "
+                f"objective {self} needs two clients; got {len(federation)}; use "
                 f"'shift-on-many:{self.client}'"
             )
 
-    def check_lean(self, lean: Any) -> None:
-        """Raise unless clients can lean so far on each other: all must have one target."""
-        if isinstance(lean, bool) or not (isinstance(lean, int | float) and 0 <= lean <= 1):
-            raise InputError(f"lean must be an exponent in [0, 1]; got {lean!r}")
-        if lean and self.kind in ("fitw", "no-shift"):
+    def check_pooling(self, pooling: Any) -> None:
+        """Raise an error unless `pooling` is in [0, 1], and 0 if clients have different targets.
+
+        Partial pooling means that a client's weights use the mixture of all training distributions.
+        """
+        if isinstance(pooling, bool) or not (
+            isinstance(pooling, int | float) and 0 <= pooling <= 1
+        ):
+            raise InputError(f"pooling must be an exponent in [0, 1]; got {pooling!r}")
+        if pooling and self.kind in ("fitw", "no-shift"):
             raise InputError(
-                f"lean needs clients that are all weighted towards one target, objective 'ftw' or "
-                f"'focus:CLIENT'; got {str(self)!r} with lean {lean}; leave lean out"
+                "pooling needs one target for all clients, objective 'ftw' or 'focus:CLIENT'; got "
+                f"{str(self)!r} with pooling {pooling}; leave pooling out"
             )
 
     def goal(self, client: str) -> Goal | None:
-        """The goal of a client's ratios; None where every row counts 1."""
+        """Return the target of a client's ratios; None if every row has weight 1."""
         if self.kind == "erm" or (self.kind == "no-shift" and client == self.client):
             return None
         if self.client is not None:
             return self.client
         return "all" if self.kind == "ftw" else "own"
 
-    def laws(self, federation: Federation) -> int:
-        """Test laws in the numerator."""
+    def n_targets(self, federation: Federation) -> int:
+        """Return the number of test distributions in the numerator."""
         return len(federation) if self.kind == "ftw" else 1
 
     def goals(self, federation: Federation) -> Mapping[str, Goal | None]:
-        """The goal of every client, by name."""
+        """Return the target of every client's ratios, by client."""
         self.check(federation)
         return {c.name: self.goal(c.name) for c in federation}

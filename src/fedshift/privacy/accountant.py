@@ -1,21 +1,17 @@
-r"""How much privacy a site has spent: (ε, δ) of all that it released with noise.
+r"""Privacy accounting: the (ε, δ) of everything that a site released with noise.
 
-Two sets of rows are neighbours if one has a row where the other has nothing: its gradient is 0
-and it lies in no cell, while the number of rows stays the same and is public. (Where a row may
-be *replaced* by another, twice the length is at stake: give ``sensitivity=2``.) Everything said
-is about one row; a person with g rows has up to g times the ε, and more than that in δ.
+Two data sets are neighbours if one has a row and the other an empty row in its place. The empty row
+has gradient 0 and is counted in no cell of a table of counts. The number of rows is the same and
+public. (If a row may be *replaced* by another, the sensitivity doubles: set ``sensitivity=2``.) All
+guarantees are for one row. For a person with g rows, ε is up to g times as large, and δ grows more
+than that.
 
-*Batches.* A client's batches are cut from a shuffled order of its rows, each row once an epoch,
-and the order follows from a seed that others know. So there is no amplification by sampling: the
-batch that holds a row is a Gaussian mechanism, the others of that epoch do not see the row, and
-n epochs compose as n uses of it (`spend_epochs`). Gaussian mechanisms compose exactly: n uses
-with noise σ are one with σ/√n, whose ε is known in closed form (Balle and Wang 2018).
-
-*Poisson.* Only where every row really enters every batch by its own secret coin of probability q
-may `spend_poisson` be used; its Rényi divergence at whole orders α is (Mironov et al. 2019)
-
-.. math:: \frac{1}{\alpha - 1} \log \sum_{k=0}^{\alpha} \binom{\alpha}{k} (1-q)^{\alpha-k} q^k
-          e^{k (k-1) / (2 \sigma^2)} .
+*Batches.* A client's batches are cut from a shuffled order of its rows, each row once per epoch.
+The order follows from a seed that others know, so the random order does not reduce ε (there is no
+privacy amplification by sampling). In each epoch, a row is in one batch only, and the sum of that
+batch is one use of the Gaussian mechanism. So n epochs count as n uses (`spend_epochs`). Gaussian
+mechanisms compose exactly: n uses with noise σ equal one use with noise σ/√n, whose ε has a closed
+form (Balle and Wang 2018).
 """
 
 from __future__ import annotations
@@ -23,20 +19,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import log_ndtr
 
 from fedshift.core.params import whole
 from fedshift.errors import InputError
 
-if TYPE_CHECKING:  # it needs torch, a site's books do not
+if TYPE_CHECKING:  # importing it loads torch
     from fedshift.core.samples import Float64Array
 
-#: Rényi orders that are tried; between whole ones (α − 1) D_α is interpolated, as it is convex
+#: Rényi orders to minimise over
 ORDERS: Float64Array = np.concatenate(
     [1 + np.geomspace(0.01, 1, 40), np.arange(3, 65), np.rint(np.geomspace(65, 10_000, 60))]
 )
@@ -44,82 +39,73 @@ ORDERS: Float64Array = np.concatenate(
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """One kind of release, and how often it happened.
+    """One kind of release, and how often it took place.
 
     Attributes
     ----------
     what : str
-        For people: "train.ratio", "labels".
-    kind : {"gaussian", "poisson", "pure"}
-        Gaussian noise; the same on batches by coins; any ε-private release.
+        Name of the release, such as "train.ratio" or "labels".
+    kind : {"gaussian", "pure"}
+        Gaussian noise, or any ε-private release.
     noise : float
-        σ in units of the sensitivity; 0 is none, and ε infinite.
+        σ, the standard deviation of Gaussian noise in units of the sensitivity. 0 means no noise
+        and infinite ε.
     epsilon : float
-        Of one release ("pure"); infinite if it had no noise.
-    q : float
-        Probability that a row is in a batch ("poisson").
+        ε of one release of kind "pure"; infinite without noise.
     uses : int
-        Releases that one row took part in, at most.
+        Largest number of releases that one row takes part in.
     """
 
     what: str
     kind: str
     noise: float = 0.0
     epsilon: float = 0.0
-    q: float = 1.0
     uses: int = 1
 
     def __post_init__(self) -> None:
-        if self.kind not in ("gaussian", "poisson", "pure"):
-            raise InputError(f"spent: kind must be gaussian, poisson or pure; got {self.kind!r}")
+        if self.kind not in ("gaussian", "pure"):
+            raise InputError(f"Spent: kind must be gaussian or pure; got {self.kind!r}")
         whole(self, "uses", least=0)
         for name in ("noise", "epsilon"):
             if not getattr(self, name) >= 0:
-                raise InputError(f"spent: {name} must be ≥ 0; got {getattr(self, name)!r}")
-        if not 0 < self.q <= 1:
-            raise InputError(f"spent: q must be a probability above 0; got {self.q!r}")
+                raise InputError(f"Spent: {name} must be ≥ 0; got {getattr(self, name)!r}")
 
     @property
     def open(self) -> bool:
-        """Whether something left without noise."""
+        """Whether a release had no noise."""
         bare = math.isinf(self.epsilon) if self.kind == "pure" else self.noise == 0
         return bare and self.uses > 0
 
     @property
     def curvature(self) -> float:
-        """Sum of 1/σ², where that says it all: Gaussian noise without sampling."""
-        plain = self.kind == "gaussian" or (self.kind == "poisson" and self.q == 1)
-        return self.uses / self.noise**2 if plain and self.uses else 0.0
+        """Sum of 1/σ² over all uses; 0 for releases of kind "pure"."""
+        return self.uses / self.noise**2 if self.kind == "gaussian" and self.uses else 0.0
 
     def renyi(self, orders: Float64Array) -> Float64Array:
-        """Rényi divergence of all of it, at orders > 1."""
-        if not self.uses:
-            return 0.0 * orders
-        if self.kind == "pure":
+        """Return the Rényi divergence of all uses, at orders > 1."""
+        if self.kind == "pure" and self.uses:
             return self.uses * pure_renyi(self.epsilon, orders)
-        if self.curvature:
-            return orders * self.curvature / 2
-        return self.uses * sampled_renyi(self.q, self.noise, orders)
+        return orders * self.curvature / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """How far a client is in its endless sequence of batches.
+    """Position of a client in its endless sequence of batches.
 
     Attributes
     ----------
     rows, batch : int
-        Of the client, and of each batch.
+        Number of rows of the client and of each batch.
     noise : float
         As in `Spent`; the same for all batches.
     made : int
-        Batches made.
+        Number of batches so far.
     next : int
-        One after the last of them.
+        Index of the next batch.
     epoch : int
-        One after the last epoch that was met.
+        Index of the next epoch.
     paid : int
-        Epochs paid for.
+        Number of epochs whose cost has been added.
     """
 
     rows: int
@@ -136,14 +122,14 @@ class Stream:
 
     @property
     def uses(self) -> int:
-        """Batches that one row was in, at most."""
+        """Largest number of batches that contained one row."""
         return min(self.made, self.paid)
 
     def on(self, first: int, steps: int) -> Stream:
-        """After batches `first` … `first + steps − 1`."""
+        """Return the position after batches `first` … `first + steps − 1`."""
         begin = first * self.batch // self.rows
         end = -(-(first + steps) * self.batch // self.rows)
-        # an epoch goes on where it was left; a batch made again is paid for again
+        # an epoch that continues costs nothing more; a repeated batch costs again
         fresh = end - (max(begin, self.epoch) if first >= self.next else begin)
         return replace(
             self,
@@ -155,7 +141,7 @@ class Stream:
 
 
 class Accountant:
-    """Adds up what was spent and converts it to (ε, δ).
+    """Add up the privacy cost of all releases and convert it to (ε, δ).
 
     Examples
     --------
@@ -183,69 +169,60 @@ class Accountant:
         sensitivity: float = 1.0,
         what: str = "train.ratio",
     ) -> None:
-        """Batches cut from shuffled orders of a client's rows (`fedshift.federation.draw.Rows`).
+        """Add batches cut from shuffled orders of a client's rows.
 
-        May be told batch by batch: an epoch is paid for when its first batch is met, and once,
-        unless batches are made again. A row that lies in a batch twice must be clipped as one
-        row (`private_gradient` does that).
+        The method may be called batch by batch. The first batch of an epoch pays for the whole
+        epoch; repeated batches pay again. A row that occurs in a batch twice must be clipped as one
+        row (`private_gradient` does that). For the order of rows, see
+        `fedshift.federation.draw.BatchRows`.
 
         Parameters
         ----------
         noise : float
-            σ in units of the clip; 0 is none.
+            σ in units of the clip; 0 means no noise.
         rows, batch : int
-            Of the client and of a batch. Where several laws fill a batch, those of the law whose
-            rows come up most often.
+            Number of rows of the client and of a batch. If a batch mixes rows of several
+            distributions, give the two numbers (of all rows, and of rows in one batch) for the
+            distribution with the largest batch / rows.
         steps : int
-            Batches now.
+            Number of batches to add.
         first : int, optional
-            Number of the first of them in the endless sequence; by default they follow on. A
-            client that sits rounds out must give it.
+            Index of the first batch to add, in the client's endless sequence of batches. By default
+            it follows the last batch added. For a client that skips rounds, `first` is required.
         sensitivity : float
-            Longest change that one row can make, in units of the clip.
+            Largest change by one row, in units of the clip.
         what : str
-            Trainings with orders of their own (another seed, another fold) need a name each.
+            Name of the release. A second training with another order of the rows (another seed or
+            fold) needs a name of its own.
         """
         fresh = Stream(rows=rows, batch=batch, noise=_scaled(noise, sensitivity))
         old = self.streams.get(what, fresh)
         if (old.rows, old.batch, old.noise) != (rows, batch, fresh.noise):
             raise InputError(
-                f"{what!r} was {old.batch} of {old.rows} rows a batch with noise {old.noise:g}; "
-                f"got {batch} of {rows} with {fresh.noise:g}; give it another name, and `first`"
+                f"{what!r} must keep batch size {old.batch}, {old.rows} rows and noise "
+                f"{old.noise:g}; got {batch}, {rows} and {fresh.noise:g}; for other values, pass "
+                "a new name as what= (and the index of the first batch as first=, if it is not 0)"
             )
         new = old.on(old.next if first is None else first, steps)
         entry = Spent(what=what, kind="gaussian", noise=new.noise, uses=new.uses - old.uses)
         self.spend(entry)
         self.streams[what] = new
 
-    def spend_poisson(
-        self,
-        *,
-        noise: float,
-        q: float,
-        steps: int = 1,
-        sensitivity: float = 1.0,
-        what: str = "train.ratio",
-    ) -> None:
-        """Batches that every row enters by a secret coin of its own, with probability q."""
-        noise = _scaled(noise, sensitivity)
-        self.spend(Spent(what=what, kind="poisson", noise=noise, q=q, uses=steps))
-
     def spend_counts(self, epsilon: float, *, releases: int = 1, what: str = "counts") -> None:
-        """Tables with noise of `epsilon` each (any other ε-private release as well)."""
+        """Add tables of counts with noise, or any other releases that are ε-private each."""
         self.spend(Spent(what=what, kind="pure", epsilon=epsilon, uses=releases))
 
     def spend_bare(self, what: str) -> None:
-        """Something that left without noise; ε is infinite from now on."""
+        """Add a release without noise; ε is infinite from now on."""
         self.spend_counts(math.inf, what=what)
 
     @property
     def noisy(self) -> bool:
-        """Whether anything left with noise."""
+        """Whether any release had noise."""
         return any(s.uses and not s.open for s in self.spent)
 
     def spend(self, entry: Spent) -> None:
-        """Book an entry; one that differs from an earlier one in its uses alone is added to it."""
+        """Add an entry; entries that differ only in their uses are merged."""
         for i, old in enumerate(self.spent):
             if replace(old, uses=0) == replace(entry, uses=0):
                 self.spent[i] = replace(old, uses=old.uses + entry.uses)
@@ -253,18 +230,21 @@ class Accountant:
         self.spent.append(entry)
 
     def epsilon(self, delta: float) -> float:
-        """The least ε known to hold at δ; infinite if something left without noise."""
+        """Return the smallest ε that is known to hold at δ; infinite if a release had no noise."""
         if not 0 < delta < 1:
             raise InputError(f"delta must lie between 0 and 1; got {delta!r}")
         if any(s.open for s in self.spent):
             return math.inf
         pure = [s for s in self.spent if s.kind == "pure"]
-        rest = [s for s in self.spent if s.kind != "pure"]
-        apart = sum(s.uses * s.epsilon for s in pure) + _noisy_epsilon(rest, delta)
-        return min(apart, _renyi_epsilon(self.spent, delta)) if pure else apart
+        gaussian = gaussian_epsilon(sum(s.curvature for s in self.spent), delta)
+        if not pure:
+            return gaussian
+        together = sum((s.renyi(ORDERS) for s in self.spent), 0.0 * ORDERS)
+        apart = sum(s.uses * s.epsilon for s in pure) + gaussian
+        return min(apart, renyi_to_epsilon(together, ORDERS, delta))
 
     def to_record(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; an infinite ε is None."""
+        """Return plain values for JSON; an infinite ε is None."""
         entries = [asdict(s) for s in self.spent]
         for entry in entries:
             entry["epsilon"] = None if math.isinf(entry["epsilon"]) else entry["epsilon"]
@@ -273,16 +253,17 @@ class Accountant:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The accountant `to_record` wrote; InputError if it is no such record."""
+        """Read what `to_record` wrote; raise InputError if it is no such record."""
         out = cls()
         try:
             for entry in record["spent"]:
+                known = {k: v for k, v in entry.items() if k != "q"}  # older records have it
                 epsilon = math.inf if entry["epsilon"] is None else entry["epsilon"]
-                out.spend(Spent(**{**entry, "epsilon": epsilon}))
+                out.spend(Spent(**{**known, "epsilon": epsilon}))
             out.streams = {what: Stream(**s) for what, s in record["streams"].items()}
         except (AttributeError, KeyError, TypeError):
             raise InputError(
-                "an accountant's record must have spent (a list of entries of Spent) and streams; "
+                "an accountant's record must have spent (a list of Spent entries) and streams; "
                 f"got {record!r:.200}"
             ) from None
         return out
@@ -294,30 +275,25 @@ class Accountant:
         return f"Accountant(ε = {self.epsilon(1e-5):.3g} at δ = 1e-05: {names})"
 
 
-def _noisy_epsilon(entries: list[Spent], delta: float) -> float:
-    """Of Gaussian mechanisms: exact without sampling, otherwise by Rényi."""
-    if all(s.curvature or not s.uses for s in entries):
-        return gaussian_epsilon(sum(s.curvature for s in entries), delta)
-    return _renyi_epsilon(entries, delta)
-
-
-def _renyi_epsilon(entries: list[Spent], delta: float) -> float:
-    return renyi_to_epsilon(sum((s.renyi(ORDERS) for s in entries), 0.0 * ORDERS), ORDERS, delta)
-
-
 def renyi_to_epsilon(divergence: Float64Array, orders: Float64Array, delta: float) -> float:
-    r"""The least ε over orders (Canonne, Kamath and Steinke 2020, proposition 12),
+    r"""Return the smallest ε over orders (Canonne, Kamath and Steinke 2020, proposition 12).
 
-    .. math:: D_\alpha + \log\frac{\alpha - 1}{\alpha} - \frac{\log\delta + \log\alpha}{\alpha - 1}.
+    The result is the least value, and at least 0, of
+
+    .. math:: D_\alpha + \log\frac{\alpha - 1}{\alpha} - \frac{\log\delta + \log\alpha}{\alpha - 1}
+
+    where α runs over `orders`, D_α is the Rényi divergence at order α, and δ is `delta`.
     """
     bound = divergence + np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)
     return max(0.0, float(np.min(bound)))
 
 
 def gaussian_epsilon(curvature: float, delta: float) -> float:
-    r"""ε of Gaussian mechanisms with Σ 1/σ² = `curvature`, exactly: with μ its root,
+    r"""Return the exact ε at δ of Gaussian mechanisms with Σ 1/σ² = μ² = `curvature`.
 
-    .. math:: \delta = \Phi(\mu/2 - \varepsilon/\mu) - e^\varepsilon \Phi(-\mu/2 - \varepsilon/\mu).
+    .. math:: \delta = \Phi(\mu/2 - \varepsilon/\mu) - e^\varepsilon \Phi(-\mu/2 - \varepsilon/\mu)
+
+    Φ is the standard normal distribution function. This equation is solved for ε.
 
     Examples
     --------
@@ -342,32 +318,18 @@ def gaussian_epsilon(curvature: float, delta: float) -> float:
 
 
 def pure_renyi(epsilon: float, orders: Float64Array) -> Float64Array:
-    r"""Largest Rényi divergence of any ε-private release, that of randomised response,
+    r"""Return the largest Rényi divergence of any ε-private release, at each order α.
+
+    Randomised response attains this divergence:
 
     .. math:: \frac{1}{\alpha - 1} \log \frac{\cosh (\alpha - 1/2) \varepsilon}
-                                             {\cosh \varepsilon / 2} .
+                                             {\cosh \varepsilon / 2}
 
-    (Bun and Steinke 2016, with sinh αε − sinh (α − 1) ε over sinh ε.)
+    (Bun and Steinke 2016 write it as sinh αε − sinh (α − 1) ε over sinh ε.)
     """
     a, b = (2 * orders - 1) * epsilon, epsilon
     rest = np.log1p(np.exp(-a)) - np.log1p(np.exp(-b))  # log cosh u/2 = u/2 + log(1 + e^−u) − log 2
     return np.asarray(epsilon + rest / (orders - 1))
-
-
-def sampled_renyi(q: float, noise: float, orders: Float64Array) -> Float64Array:
-    """Rényi divergence of the Poisson-sampled Gaussian; an upper bound between whole orders."""
-    low, high = np.floor(orders), np.ceil(orders)
-    at = {int(a): _log_moment(int(a), q, noise) for a in np.union1d(low, high)}
-    first, last = (np.array([at[int(a)] for a in part]) for part in (low, high))
-    return np.asarray((first + (orders - low) * (last - first)) / (orders - 1))
-
-
-@lru_cache(maxsize=4096)
-def _log_moment(order: int, q: float, noise: float) -> float:
-    k = np.arange(order + 1)
-    choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-    terms = choose + (order - k) * np.log1p(-q) + k * np.log(q) + k * (k - 1) / (2 * noise**2)
-    return max(0.0, float(logsumexp(terms)))
 
 
 def _scaled(noise: float, sensitivity: float) -> float:
@@ -384,5 +346,4 @@ __all__ = [
     "gaussian_epsilon",
     "pure_renyi",
     "renyi_to_epsilon",
-    "sampled_renyi",
 ]

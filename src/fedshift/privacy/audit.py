@@ -1,14 +1,15 @@
-"""Can it be told from generated rows who was in the training data? An attack on oneself.
+"""Membership audit: do generated rows reveal which rows their model was fitted to?
 
-Members are rows the sampler was fitted to, others are rows of the same law it never saw. An
-attack gives every row a score; its AUC is the chance that a member scores above another. Half is
-a coin, one is certainty. Averages hide the few rows that are given away, so the share of members
-found where one in a hundred others is accused falsely is told as well.
+Members are rows that the sampler was fitted to. Non-members (`others`) are rows of the same
+distribution that it never saw. An attack gives every row a score. Its AUC is the probability that a
+member scores above a non-member: 0.5 is guessing, 1 is certainty. An average can hide a few exposed
+rows, so the audit also reports the share of members detected at a false alarm rate of 1 %.
 
-*By distance*: members lie nearer to a generated row. *By likelihood*: members are likelier under
-the model; for samplers that have a density.
+The attack *by distance* assumes that members lie nearer to a generated row. The attack *by
+likelihood* assumes that members are more likely under the model; it applies to samplers that have a
+density.
 
-An audit that finds nothing shows that these attacks fail, not that none succeeds.
+If an audit reports that members do not stand out, these attacks fail. Other attacks may succeed.
 """
 
 from __future__ import annotations
@@ -24,23 +25,24 @@ from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError
 from fedshift.privacy.generate import Sampler
 
-#: false accusations at which found members are counted
+#: false alarm rate at which detected members are counted
 FALSE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """How well an attack tells members from others.
+    """How well an attack separates members from non-members.
 
     Attributes
     ----------
     attack : {"distance", "likelihood"}
     auc, low, high : float
-        Chance that a member scores above another, and its 95 % interval.
+        Probability that a member scores above a non-member, and its 95 % interval.
     tpr : float
-        Share of members found where 1 % of others are accused (none, below 100 others).
+        Share of members detected at a false alarm rate of 1 %; with fewer than 100 non-members, at
+        a rate of 0.
     members, others : int
-        Rows it was tried on.
+        Number of members and of non-members.
     """
 
     attack: str
@@ -53,26 +55,29 @@ class Audit:
 
     @property
     def leaks(self) -> bool:
-        """Whether members stand out, all of them or a few: surely, and by more than a trifle."""
+        """Whether the attack separates members from non-members, on average or for a few members.
+
+        True only if the separation is statistically significant and large enough to matter.
+        """
         many = self.low > 0.5 and self.auc >= 0.55
-        found = round(self.tpr * self.members)
-        # chance of so many members above the same threshold, were all rows alike
-        drawn = nhypergeom(self.members + self.others, self.members, _allowed(self.others) + 1)
-        few = self.tpr >= 5 * FALSE and drawn.sf(found - 1) < 0.01
+        hits = round(self.tpr * self.members)
+        # chance of so many members above the threshold if all rows were alike
+        null = nhypergeom(self.members + self.others, self.members, _allowed(self.others) + 1)
+        few = self.tpr >= 5 * FALSE and null.sf(hits - 1) < 0.01
         return bool(many or few)
 
     @property
     def status(self) -> str:
-        """One line for people."""
-        verdict = "members do not stand out"
+        """The result in one line of text."""
+        text = "members do not stand out"
         if self.leaks:
-            verdict = "members stand out, do not send"
+            text = "members stand out: do not send these rows"
         elif self.low > 0.5:
-            verdict = "members stand out a little"
+            text = "members stand out a little, too little to withhold the rows"
         return (
             f"membership audit by {self.attack}: AUC {self.auc:.3f} ({self.low:.3f} to "
-            f"{self.high:.3f}), {self.tpr:.1%} of members found at {FALSE:.0%} false alarms: "
-            f"{verdict}"
+            f"{self.high:.3f}), {self.tpr:.1%} of members detected at {FALSE:.0%} false alarms: "
+            f"{text}"
         )
 
     def __repr__(self) -> str:
@@ -80,20 +85,21 @@ class Audit:
 
 
 def score_audit(attack: str, members: npt.ArrayLike, others: npt.ArrayLike) -> Audit:
-    """An audit from the scores of an attack, higher where it says member.
+    """Audit the scores of an attack, where members should have higher scores than non-members.
 
-    The interval is DeLong's, and never narrower than three over the smaller number of rows.
+    The interval is DeLong's, but never narrower than ± 3 / min(m, n), for m members and n
+    non-members.
 
     Examples
     --------
     >>> print(score_audit("distance", np.arange(100) + 0.5, np.arange(100)).status)
-    membership audit by distance: AUC 0.505 (0.425 to 0.585), 2.0% of members found at 1% false \
+    membership audit by distance: AUC 0.505 (0.425 to 0.585), 2.0% of members detected at 1% false \
 alarms: members do not stand out
     """
     a, b = np.asarray(members, dtype=np.float64), np.asarray(others, dtype=np.float64)
     if min(len(a), len(b)) < 2 or np.isnan(a).any() or np.isnan(b).any():
         raise InputError(
-            f"an audit needs at least 2 members and 2 others with scores; got {len(a)} and {len(b)}"
+            f"an audit needs ≥ 2 members and ≥ 2 non-members with scores; got {len(a)} and {len(b)}"
         )
     both = rankdata(np.concatenate([a, b]))
     above = (both[: len(a)] - rankdata(a)) / len(b)  # share of others below each member
@@ -114,19 +120,23 @@ alarms: members do not stand out
 
 
 def audit_samples(samples: npt.ArrayLike, members: npt.ArrayLike, others: npt.ArrayLike) -> Audit:
-    """The attack by distance to the nearest generated row, in the samples' own units."""
-    made, own, out = _flat(samples), _flat(members), _flat(others)
-    scale = made.std(axis=0)
+    """Audit samples with the attack by distance.
+
+    The score of a row is minus its distance to the nearest sample. Columns are divided by their
+    standard deviations over the samples.
+    """
+    z, own, out = _flat(samples), _flat(members), _flat(others)
+    scale = z.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     return score_audit(
-        "distance", -_nearest(own / scale, made / scale), -_nearest(out / scale, made / scale)
+        "distance", -_nearest(own / scale, z / scale), -_nearest(out / scale, z / scale)
     )
 
 
 def audit(
     sampler: Sampler, samples: npt.ArrayLike, members: npt.ArrayLike, others: npt.ArrayLike
 ) -> tuple[Audit, ...]:
-    """All attacks that a sampler and the samples about to leave allow."""
+    """Run all attacks that apply to a sampler and its samples."""
     out = [audit_samples(samples, members, others)]
     density: Any = getattr(sampler, "log_density", None)
     if density is not None:
@@ -137,16 +147,18 @@ def audit(
 def fit_audited(
     sampler: Sampler, x: npt.ArrayLike, n: int, *, seed: int, held_out: float = 0.25
 ) -> tuple[npt.NDArray[Any], tuple[Audit, ...]]:
-    """Fit a sampler, draw what would leave the site, and audit just that.
+    """Fit a sampler, generate the rows that would leave the site, and audit them.
 
     Parameters
     ----------
     sampler : Sampler
-        Is fitted in place, to all but the rows held out.
+        The sampler; it is fitted in place, to all rows but the held-out ones.
     x : rows (N, …)
+        The site's rows.
     n : int
-        Rows to draw.
+        Number of rows to generate.
     seed : int
+        Seed of the split, the fit and the generated rows.
     held_out : float
         Share of rows that the sampler never sees.
 
@@ -154,15 +166,15 @@ def fit_audited(
     -------
     samples : ndarray (n, …)
     audits : tuple of Audit
-        Print the status of each before anything is sent.
+        The results. Read the status of each audit before you send the samples.
     """
     rows, rng = np.asarray(x), np.random.default_rng(seed)
     order = rng.permutation(len(rows))
     cut = round(held_out * len(rows))
     if not 2 <= cut < len(rows):
         raise InputError(
-            f"an audit needs at least 2 rows held out and some left; got {cut} of {len(rows)}; "
-            "change held_out or take a lower rung"
+            f"an audit needs ≥ 2 held-out rows and ≥ 1 to fit; got {cut} of {len(rows)} held out; "
+            "change held_out or take a lower disclosure level"
         )
     others, members = rows[order[:cut]], rows[order[cut:]]
     fit_seed, draw_seed = (int(s) for s in rng.integers(2**31, size=2))
@@ -174,10 +186,10 @@ def _allowed(others: int) -> int:
     return int(FALSE * others)
 
 
-def _nearest(rows: Float64Array, made: Float64Array) -> Float64Array:
+def _nearest(rows: Float64Array, samples: Float64Array) -> Float64Array:
     from sklearn.neighbors import NearestNeighbors
 
-    return np.asarray(NearestNeighbors(n_neighbors=1).fit(made).kneighbors(rows)[0][:, 0])
+    return np.asarray(NearestNeighbors(n_neighbors=1).fit(samples).kneighbors(rows)[0][:, 0])
 
 
 def _flat(rows: npt.ArrayLike) -> Float64Array:

@@ -1,21 +1,24 @@
-r"""Tables of counts that may leave a site: small cells hidden, whole-number noise if asked for.
+r"""Tables of counts that may leave a site: small cells hidden, and optional whole-number noise.
 
-One row lies in one cell, so adding or removing a row changes one count by one: the sensitivity
-of a whole table is 1, and noise of the two-sided geometric law
+A cell is one entry of a table, such as a label or a bin. Each row is counted in one cell, so adding
+or removing a row changes one count by one. The sensitivity of a whole table is therefore 1. Noise
+of the two-sided geometric distribution
 
 .. math:: P(z) \propto e^{-\varepsilon |z|}, \qquad z = 0, \pm 1, \pm 2, \dots
 
-on every cell makes its release ε-differentially private. The noise is drawn from whole numbers
-alone (Canonne, Kamath and Steinke 2020), so its last digits give nothing away as those of
-floating-point Laplace noise do.
+on every cell makes the release of the table ε-differentially private. The noise is drawn with whole
+numbers only (Canonne, Kamath and Steinke 2020). Unlike floating-point Laplace noise, its last
+digits reveal nothing.
 
-An *estimated* label law (`fedshift.core.label`) is no such table: one row may move all of it.
-For noise, count the classes that a classifier predicts, and estimate from the released counts.
+An *estimated* label distribution (`fedshift.core.label`) is not such a table: one row may change
+every entry. To add noise, count the classes that a classifier predicts and estimate from the
+released counts.
 
-*Differences.* Two answers about the same rows can be subtracted. The same table under two
-thresholds shows the cells between them; cells that differ by a sliver show who is in the sliver.
-A site therefore answers through `Releases`, which repeats its first answer and, without noise,
-refuses any other table of the same law.
+*Differences.* Two tables about the same rows can be subtracted from each other. The same table
+under two values of `min_count` reveals the counts between the two values. Two tables whose cells
+have slightly different limits reveal how many rows lie between the limits. A site therefore answers
+through `Releases`, which repeats its first answer and, without noise, refuses any other table of
+the same distribution.
 """
 
 from __future__ import annotations
@@ -34,29 +37,29 @@ import numpy.typing as npt
 from fedshift.errors import InputError
 from fedshift.privacy.policy import Privacy, Refused
 
-if TYPE_CHECKING:  # it needs torch, counting does not
+if TYPE_CHECKING:  # importing it loads torch
     from fedshift.core.samples import Float64Array
 
 Counts = npt.NDArray[np.int64]
-#: randomness: a seed or generator for tests; None is the operating system's entropy
+#: a seed or generator for tests; None is the operating system's entropy
 Random = np.random.Generator | int | None
 
-#: finest step of ε: noise is drawn for the next lower multiple of it
+#: ε is rounded down to a multiple of one over this
 _STEP = 10**6
 
 
 @dataclass(frozen=True)
 class Released:
-    """A table as it left the site.
+    """A table of counts as it leaves the site.
 
     Attributes
     ----------
     counts : int array
-        With 0 in suppressed cells.
+        The counts, with 0 in hidden cells.
     suppressed : bool array
-        Cells that are not shown.
+        The hidden cells.
     epsilon : float
-        What the release cost; infinite if there was no noise.
+        ε of the release; infinite without noise.
     """
 
     counts: Counts
@@ -65,16 +68,16 @@ class Released:
 
     @property
     def total(self) -> int:
-        """Rows in the cells that are shown; with noise, about so many."""
+        """Number of rows in the visible cells; approximate with noise."""
         return int(self.counts.sum())
 
     @property
-    def law(self) -> Float64Array:
-        """Shares of the cells, summing to one over those that are shown."""
+    def shares(self) -> Float64Array:
+        """Share of the visible rows in each cell; 0 in hidden cells."""
         return np.asarray(self.counts / self.counts.sum())
 
     def to_record(self) -> dict[str, Any]:
-        """Plain values for JSON or a message."""
+        """Return plain values for JSON or a message."""
         return {
             "counts": self.counts.tolist(),
             "suppressed": self.suppressed.tolist(),
@@ -83,7 +86,7 @@ class Released:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """What `to_record` wrote; InputError if it cannot be a release."""
+        """Read what `to_record` wrote; raise InputError if it cannot be a release."""
         try:
             counts = np.asarray(record["counts"])
             hidden = np.asarray(record["suppressed"], dtype=bool)
@@ -96,7 +99,7 @@ class Released:
         counts = _checked(counts)
         if counts.shape != hidden.shape or counts[hidden].any() or not counts.any():
             raise InputError(
-                "a release must show at least one row and none in suppressed cells; got "
+                "a release must have rows, and none in suppressed cells; got counts "
                 f"{counts.tolist()} with suppressed {hidden.tolist()}"
             )
         return cls(counts, hidden, epsilon)
@@ -112,28 +115,29 @@ class Released:
 def release_counts(
     counts: npt.ArrayLike, *, policy: Privacy, rng: Random = None, secret: bytes | None = None
 ) -> Released:
-    """A table of counts as the policy lets it go.
+    """Release a table of counts as the policy allows.
 
-    Without noise, cells below `min_count` c are not shown, zeros included. As the number of rows
-    is known, what is missing from it tells the sum of the hidden cells; while that is below c,
-    or there is only one hidden cell, another is hidden as well, drawn at random and rather a
-    small one. Each hidden cell may then hold any of 0 … c − 1 rows, whatever is worked out from
-    the sum and from the rule itself. Another draw of the same table would undo that.
+    Let c be the policy's `min_count`. Without noise, cells with fewer than c rows are hidden, empty
+    cells included. The number of rows is public, so it reveals the sum of the hidden cells. While
+    that sum is below c, or only one cell is hidden, another cell is hidden too. It is drawn at
+    random with a preference for small counts. Then even someone who knows the sum and this rule
+    cannot exclude any count from 0 to c − 1 for a hidden cell. If other cells were drawn for the
+    same table a second time, the two answers together would undo the protection.
 
-    With `epsilon_counts`, every cell gets noise first; then noisy counts below `min_count` are
-    hidden, which costs nothing further.
+    With `epsilon_counts`, every cell first gets noise. Then noisy counts below `min_count` are
+    hidden, at no further cost.
 
     Parameters
     ----------
     counts : whole numbers, any shape
-        Each row in exactly one cell.
+        Each row is in exactly one cell.
     policy : Privacy
     rng : Generator or seed, optional
-        Of the noise. Leave it out in real use: then it is the operating system's entropy, and
-        nobody who knows a seed can take the noise off again.
+        Source of the noise. Leave it out in real use: the default is the operating system's
+        entropy, and anyone who knows a seed can remove the noise.
     secret : bytes, optional
-        Of the cells hidden besides: what nobody outside can guess, and always the same for the
-        same rows (a site takes a hash of them). Without it they are drawn like the noise.
+        Key of the random choice of further hidden cells. It must be impossible to guess and always
+        the same for the same rows (a site uses a hash of its rows). By default `rng` chooses.
 
     Returns
     -------
@@ -142,7 +146,7 @@ def release_counts(
     Raises
     ------
     Refused
-        If there are fewer than `min_rows` rows, or no cell can be shown.
+        If there are fewer than `min_rows` rows, or every cell would be hidden.
 
     Examples
     --------
@@ -153,7 +157,7 @@ def release_counts(
     below = _source(rng)
     if policy.epsilon_counts is None:
         draw = below if secret is None else _source(_seed(secret, table))
-        hidden, epsilon = _hidden(table, policy.min_count, draw), math.inf
+        hidden, epsilon = _hide(table, policy.min_count, draw), math.inf
     else:
         step = _exact(policy.epsilon_counts)
         table = table + np.array([geometric(step, below) for _ in range(table.size)]).reshape(
@@ -162,8 +166,8 @@ def release_counts(
         hidden, epsilon = table < policy.min_count, float(step)
     if hidden.all():
         raise Refused(
-            f"no cell can be shown: too many hold fewer rows than the {policy.min_count} this "
-            "site shows; ask for fewer, larger cells"
+            f"no cell can be released: too many hold fewer than {policy.min_count} rows, this "
+            "site's min_count; request fewer, larger cells"
         )
     return Released(np.where(hidden, 0, table), hidden, epsilon)
 
@@ -172,39 +176,45 @@ def _enough(counts: npt.ArrayLike, policy: Privacy) -> Counts:
     table = _checked(np.asarray(counts))
     if table.sum() < policy.min_rows:
         raise Refused(
-            f"counts were asked of a law with fewer rows than the {policy.min_rows} this site "
-            "needs to answer; leave the site out, or have its owner lower min_rows"
+            f"counts need a distribution of at least {policy.min_rows} rows at this site; there "
+            "are fewer rows; leave the site out, or have its owner lower min_rows"
         )
     return table
 
 
-def _hidden(table: Counts, least: int, below: Callable[[int], int]) -> npt.NDArray[np.bool_]:
-    """Cells below `least`, and as many others as it takes that none can be worked out.
+def _hide(table: Counts, least: int, below: Callable[[int], int]) -> npt.NDArray[np.bool_]:
+    """Cells below `least`, and as many others as are needed so that none can be inferred.
 
     Let hidden cells hold v, 0, …, 0 rows, v < `least`, and one of them the rest of their sum, which
-    is `least` or more. If that rest is below `least` all are small, and nothing else is hidden; if
-    not, it could have been drawn. The answer is the same either way, so v may be anything. To hide
-    the smallest cell instead would tell that it is the smallest.
+    is at least `least`. If that rest is below `least`, all are small and no other cell is hidden.
+    If not, it could have been drawn. The answer is the same in both cases, so v can be anything.
+    Hiding the smallest cell instead would reveal that it is the smallest.
     """
     hidden = table < least
     while hidden.any() and not hidden.all():
         if hidden.sum() >= 2 and table[hidden].sum() >= least:
             break
-        shown = np.flatnonzero(~hidden)
-        tickets = np.cumsum(table.sum() // table.flat[shown])  # at least one for each
-        drawn = np.searchsorted(tickets, below(int(tickets[-1])), side="right")
-        hidden.flat[shown[drawn]] = True
+        visible = np.flatnonzero(~hidden)
+        tickets = np.cumsum(table.sum() // table.flat[visible])  # at least one for each
+        winner = np.searchsorted(tickets, below(int(tickets[-1])), side="right")
+        hidden.flat[visible[winner]] = True
     return hidden
 
 
 @dataclass
 class Releases:
-    """What a site has answered, so that answers cannot be subtracted from one another.
+    """All tables that a site has released, kept so that none can be subtracted from another.
 
-    The same question gets the same answer, noise and all, whatever the policy has become since.
-    Another table of the same law is refused unless it has noise, and is then paid for again.
-    That no cell could be shown is an answer too: asking on until the noise is kind would undo it.
-    A site keeps this on its disk (`to_record`), and starts anew for other rows only.
+    The same question gets the same answer, noise included, even if the policy has changed since.
+    Another table of the same distribution is refused unless it has noise; its ε then adds to the
+    cost. If a table is refused because every cell would be hidden, it stays refused: repeated tries
+    with new noise would undo the protection. A site stores this object on disk (`to_record`), and
+    starts a new one only when its rows change.
+
+    Attributes
+    ----------
+    tables : dict of distribution to dict of question to Released or None
+        The releases; None for a table that could not be released.
 
     Examples
     --------
@@ -215,12 +225,12 @@ class Releases:
     100
     """
 
-    given: dict[str, dict[str, Released | None]] = field(default_factory=dict)
+    tables: dict[str, dict[str, Released | None]] = field(default_factory=dict)
 
     def answer(
         self,
         what: str,
-        law: str,
+        distribution: str,
         counts: npt.ArrayLike,
         *,
         policy: Privacy,
@@ -228,65 +238,63 @@ class Releases:
         secret: bytes | None = None,
         spent: Callable[[float], None] | None = None,
     ) -> Released:
-        """Release a table once.
+        """Release a table once, and return that release from then on.
 
         Parameters
         ----------
         what : str
-            The question: "labels", or a digest of the cells.
-        law : str
-            Whose rows: "train", "test".
+            Name of the table: "labels", or a digest of the definition of the cells.
+        distribution : str
+            The rows that are counted: "train" or "test".
         counts, policy, rng, secret
             As in `release_counts`.
         spent : callable, optional
-            Told the ε of a new release, infinite without noise: `Accountant.spend_counts`.
+            Called with the ε of a new release, infinite without noise, for example
+            `Accountant.spend_counts`.
         """
-        told = self.given.get(law, {})
-        if what not in told:
+        tables = self.tables.get(distribution, {})
+        if what not in tables:
             table = _enough(counts, policy)
-            self._may_add(law, what, policy)
-            cost = (
-                math.inf if policy.epsilon_counts is None else float(_exact(policy.epsilon_counts))
-            )
-            told = self.given.setdefault(law, told)
-            told[what] = None  # until it is released
+            self._check_new(distribution, what, policy)
+            epsilon = policy.epsilon_counts
+            cost = math.inf if epsilon is None else float(_exact(epsilon))
+            tables = self.tables.setdefault(distribution, tables)
+            tables[what] = None  # until it is released
             if spent is not None:
                 spent(cost)
-            told[what] = release_counts(table, policy=policy, rng=rng, secret=secret)
-        out = told[what]
+            tables[what] = release_counts(table, policy=policy, rng=rng, secret=secret)
+        out = tables[what]
         if out is None:
             raise Refused(
-                f"{what!r} of law {law!r} was asked before, and no cell could be shown; a second "
+                f"no cell of {what!r} could be released for the {distribution} rows, and a second "
                 "try would undo the protection; leave this site out"
             )
         return out
 
-    def _may_add(self, law: str, what: str, policy: Privacy) -> None:
-        told = self.given.get(law, {})
-        bare = any(r is None or math.isinf(r.epsilon) for r in told.values())
-        if told and (policy.epsilon_counts is None or bare):
+    def _check_new(self, distribution: str, what: str, policy: Privacy) -> None:
+        tables = self.tables.get(distribution, {})
+        bare = any(r is None or math.isinf(r.epsilon) for r in tables.values())
+        if tables and (policy.epsilon_counts is None or bare):
             raise Refused(
-                f"counts of law {law!r} were released before, for {', '.join(sorted(told))}; a "
-                f"second table, {what!r}, could be subtracted from it; use the first, or have "
-                "the site's owner set epsilon_counts before the first release"
+                f"{', '.join(sorted(tables))} of the {distribution} rows were released before; the "
+                f"difference to a second table, {what!r}, could reveal single rows; use the first, "
+                "or have the site's owner set epsilon_counts (noise) before any table is released"
             )
 
     def to_record(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
-            law: {what: None if r is None else r.to_record() for what, r in told.items()}
-            for law, told in self.given.items()
+            rows: {what: None if r is None else r.to_record() for what, r in tables.items()}
+            for rows, tables in self.tables.items()
         }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """What `to_record` wrote."""
+        """Read what `to_record` wrote."""
         return cls(
             {
-                law: {
-                    what: None if r is None else Released.from_record(r) for what, r in told.items()
-                }
-                for law, told in record.items()
+                rows: {k: None if r is None else Released.from_record(r) for k, r in tables.items()}
+                for rows, tables in record.items()
             }
         )
 
@@ -295,10 +303,10 @@ class Releases:
 
 
 def geometric(epsilon: Fraction, below: Callable[[int], int]) -> int:
-    """A whole number z with probability ∝ exp(−ε |z|), exactly.
+    """Draw a whole number z with probability exactly ∝ exp(−ε |z|).
 
-    `below(n)` must give 0 … n − 1, equally likely; nothing else is random, and no floating-point
-    number occurs. (Canonne, Kamath and Steinke 2020, algorithm 2.)
+    `below(n)` must return 0 … n − 1 with equal probability. It is the only source of randomness,
+    and no floating-point number occurs. (Canonne, Kamath and Steinke 2020, algorithm 2.)
     """
     s, t = epsilon.numerator, epsilon.denominator
     while True:
@@ -329,16 +337,16 @@ def _source(rng: Random) -> Callable[[int], int]:
 
 
 def _seed(secret: bytes, table: Counts) -> int:
-    found = hashlib.blake2b(table.tobytes(), key=secret[:64], digest_size=32)
-    return int.from_bytes(found.digest(), "big")
+    code = hashlib.blake2b(table.tobytes(), key=secret[:64], digest_size=32)
+    return int.from_bytes(code.digest(), "big")
 
 
 def _exact(epsilon: float) -> Fraction:
     out = Fraction(math.floor(epsilon * _STEP), _STEP)
     if not out:
         raise InputError(
-            f"epsilon_counts must be at least {1 / _STEP:g}; got {epsilon!r}; so much noise "
-            "would leave nothing of the counts: take a lower rung"
+            f"epsilon_counts must be at least {1 / _STEP:g}; got {epsilon!r}; with more noise the "
+            "counts are useless: take a lower disclosure level"
         )
     return out
 

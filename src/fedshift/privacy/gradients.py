@@ -1,21 +1,22 @@
-r"""Gradients in which no single row can be seen: each row's is cut short, and noise is added.
+r"""Private gradients: each row's gradient is clipped, and noise is added to the sum.
 
 .. math:: g = \frac{1}{B} \Big( \sum_i \min\Big(1, \frac{c}{\lVert g_i \rVert}\Big) g_i
               + \sigma c\, z \Big), \qquad z \sim N(0, I),
 
-where g_i is the gradient of coefficient · loss of row i. A row changes the sum by at most c, so
-that this is the Gaussian mechanism with multiplier σ; `fedshift.privacy.Accountant` adds up what
-many of them cost.
+where g_i is the gradient of row i's loss times its coefficient in the batch, B is the batch size, c
+the largest norm (`clip`) and σ the `noise`. A row changes the sum by at most c, so this is the
+Gaussian mechanism with noise multiplier σ. `fedshift.privacy.Accountant` adds up the cost of
+many such gradients.
 
-What else depends on the rows must not leave beside it: no losses, no BatchNorm statistics. The
-coefficient of a row may depend on that row and on public numbers (sizes of laws) alone, and a
-batch must be drawn without a look at the rows, not in proportion to weights. Mixing rows (mixup)
-does not fit.
+Nothing else that depends on the rows may leave with the gradient: no losses, no BatchNorm
+statistics. The coefficient of a row may depend only on that row and on public numbers (such as
+the numbers of rows). A batch must be drawn independently of the rows' content, not in proportion to
+weights. Mixing rows (mixup) is not supported.
 
-Every bit of the noise is the operating system's: where no row has a gradient the noise stands bare,
-and a generator with a seed of its own could be found out from it. It is made of floating-point
-numbers all the same. Against someone who studies last digits, only whole-number noise
-(`fedshift.privacy.counts`) is proof.
+All bits of the noise come from the operating system. Where the gradients of all rows are 0, the
+server sees only noise, from which it could infer the seed of a generator. The noise consists of
+floating-point numbers, whose last digits an attack could use. Only whole-number noise
+(`fedshift.privacy.counts`) resists such an attack.
 """
 
 from __future__ import annotations
@@ -31,24 +32,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.errors import InputError
 
-#: parameters by name, inputs, label and coefficient of one row to its loss, a scalar
+#: maps parameters by name, and the inputs, label and coefficient of one row, to its scalar loss
 RowLoss = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], Tensor]
 
 
 def row_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> RowLoss:
-    """The weighted loss of one row, from a model and a loss of many rows.
+    """Return a function that computes the loss of one row, times the row's coefficient.
+
+    The function calls a model and a loss that work on many rows.
 
     Parameters
     ----------
     model : Module
-        Its rows must not see one another.
+        The output of a row must not depend on other rows.
     loss : callable
-        Scores (n, …) and labels (n,) to losses (n,).
+        Maps scores (n, …) and labels (n,) to losses (n,).
 
     Raises
     ------
     InputError
-        If the model has BatchNorm, naming the layer.
+        If the model has BatchNorm; the message names the layer.
     """
     separate_rows(model)
     buffers = dict(model.named_buffers())
@@ -61,13 +64,13 @@ def row_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> RowL
 
 
 def separate_rows(model: nn.Module) -> None:
-    """Raise if a row's output depends on the other rows of its batch."""
+    """Raise InputError if a row's output depends on the other rows of its batch."""
     for name, layer in model.named_modules():
         if isinstance(layer, _BatchNorm) or getattr(layer, "running_mean", None) is not None:
             raise InputError(
-                "private gradients need a model whose rows do not see one another; got a "
+                "private gradients need a model that treats rows independently; got a "
                 f"{type(layer).__name__} at {name or 'its top'!r}, which mixes the rows of a "
-                'batch; take GroupNorm instead (norm="group" in the plan)'
+                'batch; use GroupNorm instead (norm="group" in the plan)'
             )
 
 
@@ -85,39 +88,41 @@ def private_gradient(
     generator: torch.Generator | None = None,
     chunk: int = 64,
 ) -> dict[str, Tensor]:
-    """The gradient of a batch, clipped by row and with noise.
+    """Return the gradient of a batch, with each row's gradient clipped and noise added.
 
     Parameters
     ----------
     functional : callable
         Loss of one row; see `row_loss`.
     params : mapping of name to Tensor
-        For example the views of a flat vector; flatten the answer the same way.
+        The model's parameters, for example views of a flat vector; then flatten the result in the
+        same way.
     x, y, coefficient : Tensor (B, …), (B, …), (B,)
+        Inputs, labels and coefficients of the rows.
     rows : int Tensor (B,)
-        Which row each is. A row that occurs twice is clipped as one.
+        Index of each row at the client. A row that occurs twice is clipped as one.
     clip : float
-        Longest gradient of a row, over all parameters together.
+        Largest norm of a row's gradient, over all parameters together.
     noise : float
-        σ; 0 clips only.
+        σ, in units of `clip`; with 0, gradients are clipped and no noise is added.
     batch_size : int, optional
-        What the sum is divided by; by default B. A public number.
+        Divisor of the sum, a public number; by default B.
     generator : torch.Generator, optional
-        On the CPU, for tests: its seed has 32 bits. Leave it out in real use: then the noise is
-        the operating system's.
+        Generator on the CPU, for tests: its seed has 32 bits. Leave it out in real use; then the
+        noise comes from the operating system.
     chunk : int
-        Rows whose gradients are held at a time.
+        Number of row gradients in memory at a time.
 
     Returns
     -------
     dict of name to Tensor
-        As `params`. A row whose gradient is not finite adds nothing.
+        The gradient, with the shapes of `params`. A row whose gradient is not finite adds 0.
     """
     if not (clip > 0 and noise >= 0):
         raise InputError(f"clip must be > 0 and noise ≥ 0; got clip {clip!r}, noise {noise!r}")
     if not len(x) == len(y) == len(coefficient) == len(rows) > 0:
         raise InputError(
-            "x, y, coefficient and rows must have one entry a row of the batch; got "
+            "x, y, coefficient and rows must have one entry per row of the batch; got "
             f"{len(x)}, {len(y)}, {len(coefficient)} and {len(rows)}"
         )
     fixed = {n: t.detach() for n, t in params.items()}
@@ -125,10 +130,10 @@ def private_gradient(
     total = {n: torch.zeros_like(t) for n, t in fixed.items()}
     for first in range(0, len(distinct), chunk):
         at = torch.nonzero((place >= first) & (place < first + chunk))[:, 0]
-        found = row_gradients(functional, fixed, x[at], y[at], coefficient[at])
+        gradients = row_gradients(functional, fixed, x[at], y[at], coefficient[at])
         if len(at) > min(chunk, len(distinct) - first):
-            found = _merged(found, place[at] - first)
-        for name, part in _clipped_sum(found, clip).items():
+            gradients = _merge(gradients, place[at] - first)
+        for name, part in _clipped_sum(gradients, clip).items():
             total[name] += part
     if noise:
         size = sum(t.numel() for t in fixed.values())
@@ -141,11 +146,14 @@ def private_gradient(
 def row_gradients(
     functional: RowLoss, params: dict[str, Tensor], x: Tensor, y: Tensor, coefficient: Tensor
 ) -> dict[str, Tensor]:
-    """Gradients of every row, (B, *shape) by name; all at once, or in turn where torch cannot."""
+    """Return the gradient of every row, (B, *shape) for each name in `params`.
+
+    Rows are computed in a loop if torch cannot batch the model.
+    """
     try:
         together = vmap(grad(functional), in_dims=(None, 0, 0, 0))
         return dict(together(params, x, y, coefficient))
-    except RuntimeError:  # an operation without a rule for batches, as LeNet's on processors
+    except RuntimeError:  # an operation without a batching rule, as in LeNet on CPUs
         rows = [_gradient(functional, params, *row) for row in zip(x, y, coefficient, strict=True)]
         return {n: torch.stack([g[i] for g in rows]) for i, n in enumerate(params)}
 
@@ -157,8 +165,8 @@ def _gradient(functional: RowLoss, params: dict[str, Tensor], *row: Tensor) -> t
     return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
 
 
-def _merged(gradients: dict[str, Tensor], place: Tensor) -> dict[str, Tensor]:
-    """Gradients of the same row added up."""
+def _merge(gradients: dict[str, Tensor], place: Tensor) -> dict[str, Tensor]:
+    """Add up gradients of the same row."""
     count = int(place.max()) + 1
     return {
         n: g.new_zeros(count, *g.shape[1:]).index_add_(0, place, g) for n, g in gradients.items()
@@ -166,7 +174,7 @@ def _merged(gradients: dict[str, Tensor], place: Tensor) -> dict[str, Tensor]:
 
 
 def _clipped_sum(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
-    """Sum of rows (n, *shape), each made at most `clip` long; one that is not finite is nothing."""
+    """Sum of rows (n, *shape), each clipped to norm `clip`; rows that are not finite count as 0."""
     flat = {n: g.flatten(1) for n, g in gradients.items()}
     norms = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in flat.values()]
     length = torch.stack(norms).norm(dim=0)
@@ -178,7 +186,7 @@ def _clipped_sum(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]
 
 
 def _normal(size: int, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers, of a generator or of the operating system's bits (Box–Muller)."""
+    """Standard normal numbers, from a generator or the operating system's bits (Box–Muller)."""
     if generator is not None:
         return torch.randn(size, generator=generator, dtype=torch.float64)
     pairs = (size + 1) // 2

@@ -1,14 +1,16 @@
-r"""A small variational autoencoder for images: minutes on one core, the same for the same seed.
+r"""A small variational autoencoder for images. It trains in minutes on one core, reproducibly.
 
-With an encoder q(z | x) and a decoder m(z) it maximises
+For an image x and its code z, with an encoder q(z | x) and a decoder m(z), it maximises
 
 .. math:: -\tfrac{D}{2} \log \overline{\lVert x - m(z) \rVert^2 / D}
           - KL\big(q(z \mid x) \,\big\|\, N(0, I)\big),
 
-whose first term is the normal likelihood at its best variance, so that there is no weight between
-the two to tune. Codes do not fill N(0, I) evenly, so z is drawn from a mixture of normal laws that
-was fitted to codes of the images (Ghosh et al. 2020). Samples are m(z), within the range of the
-pixels; they are smoother than images. Not differentially private.
+where D is the number of pixel values of an image and the bar a mean over images. The first term is
+the log likelihood of a normal distribution with the variance that maximises it. Therefore the two
+terms need no relative weight. Codes of images do not fill N(0, I) evenly. For samples, z is drawn
+from a mixture of normal distributions that is fitted to the codes of the images (Ghosh et al.
+2020). Samples are m(z), limited to the range of the pixels; they are smoother than real images. The
+model is not differentially private.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from fedshift.privacy.generate import GaussianMixtureSampler
 
 
 class SmallVAE(nn.Module):
-    """Two convolutions down, two up; images (n, c, h, w) of any size."""
+    """Network with two convolutions down and two up again, for images (n, c, h, w) of any size."""
 
     def __init__(self, shape: tuple[int, int, int], latent: int, width: int) -> None:
         super().__init__()
@@ -52,38 +54,39 @@ class SmallVAE(nn.Module):
         )
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and log variances of codes, (n, latent) each."""
+        """Return means and log variances of the codes of images, (n, latent) each."""
         (_, h, w), (_, down, across) = self.shape, self.low
         padded = F.pad(x, (0, 4 * across - w, 0, 4 * down - h))
         mean, log_variance = self.encoder(padded).chunk(2, dim=1)
         return mean, log_variance.clamp(-10.0, 10.0)
 
     def decode(self, z: Tensor) -> Tensor:
-        """Images of codes."""
+        """Return images (n, c, h, w) from codes (n, latent)."""
         _, h, w = self.shape
         out: Tensor = self.decoder(z)[..., :h, :w]
         return out
 
     def loss(self, x: Tensor, z: Tensor) -> Tensor:
-        """The negative of what is maximised, a row and number; z is standard normal noise."""
+        """Return the negative objective per pixel value; z is standard normal noise."""
         mean, log_variance = self.encode(x)
-        seen = self.decode(mean + torch.exp(log_variance / 2) * z)
+        images = self.decode(mean + torch.exp(log_variance / 2) * z)
         size = x[0].numel()
-        fit = 0.5 * size * torch.log((x - seen).square().mean() + 1e-6)
+        fit = 0.5 * size * torch.log((x - images).square().mean() + 1e-6)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
         return (fit + divergence) / size
 
 
 class VAESampler:
-    """Images like a site's; see the module for the model.
+    """Generate images similar to a site's, with a variational autoencoder.
 
     Parameters
     ----------
     latent, width : int
         Size of a code, and channels of the first convolution.
     steps, batch_size : int
-        Of training; rows are shuffled epoch by epoch.
+        Number of training steps, and rows per step; rows are shuffled every epoch.
     lr : float
+        Learning rate of Adam; it falls linearly to 0.
     """
 
     def __init__(
@@ -121,12 +124,12 @@ class VAESampler:
             self._model = SmallVAE((c, h, w), self.latent, self.width)
         rows, generator = (rows - self._mean) / self._scale, torch.Generator().manual_seed(seed)
         self._train(rows, generator)
-        self._codes = GaussianMixtureSampler().fit(self._encoded(rows, generator), seed=seed)
+        self._codes = GaussianMixtureSampler().fit(self._draw_codes(rows, generator), seed=seed)
         return self
 
     @torch.no_grad()
-    def _encoded(self, rows: Tensor, generator: torch.Generator) -> npt.NDArray[Any]:
-        """One code of every image, drawn from its own normal law."""
+    def _draw_codes(self, rows: Tensor, generator: torch.Generator) -> npt.NDArray[Any]:
+        """Draw one code of every image from its own normal distribution."""
         self._model.eval()
         mean, log_variance = (
             torch.cat(part)
@@ -143,7 +146,7 @@ class VAESampler:
             if at >= len(order):
                 order, at = torch.randperm(len(rows), generator=generator), 0
             batch, at = rows[order[at : at + self.batch_size]], at + self.batch_size
-            for group in rule.param_groups:  # down to nothing in a straight line
+            for group in rule.param_groups:  # linearly down to 0
                 group["lr"] = self.lr * (1 - step / self.steps)
             rule.zero_grad()
             z = torch.randn(len(batch), self.latent, generator=generator)
@@ -152,9 +155,9 @@ class VAESampler:
 
     @torch.no_grad()
     def sample(self, n: int, *, seed: int) -> FloatArray:
-        """Draw images shaped as those it was fitted to."""
+        """Draw images of the shape of the training images."""
         if not hasattr(self, "_model"):
-            raise InputError("VAESampler was not fitted; call fit(x, seed=…) first")
+            raise InputError("VAESampler is not fitted; call fit(x, seed=…) first")
         z = torch.as_tensor(self._codes.sample(n, seed=seed), dtype=torch.float32)
         parts = [self._model.decode(part) for part in torch.split(z, 1024)]
         images = (self._mean + self._scale * torch.cat(parts)).clamp(*self._range)

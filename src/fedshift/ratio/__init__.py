@@ -1,87 +1,55 @@
-"""Density ratios: one estimator, one file, one face.
+"""Estimators of density ratios, one in each file, all with the same methods.
 
 Every estimator has ``fit(*, source, target)``, ``log_ratio(X)``, ``ratio(X)`` and
-``score(*, source, target)``; the ratio is always target over source. In doubt take `Auto`.
+``score(*, source, target)``. The ratio is always target over source. If you are unsure which
+estimator to use, use `Auto`.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedshift.ratio.auto import Auto
-    from fedshift.ratio.base import RatioEstimator
-    from fedshift.ratio.bound import GridBound, KMeansBound, ScoreBound
-    from fedshift.ratio.classifier import Classifier
-    from fedshift.ratio.crossfit import CrossFit
-    from fedshift.ratio.exact import Exact
-    from fedshift.ratio.exact_labels import ExactLabels
-    from fedshift.ratio.gaussian import Gaussian
-    from fedshift.ratio.kliep import KLIEP
-    from fedshift.ratio.kmm import KMM
-    from fedshift.ratio.label import BBSE, MLLS, RLLS
-    from fedshift.ratio.logistic import Logistic
-    from fedshift.ratio.multi_source import MultiSource
-    from fedshift.ratio.neural import Neural
-    from fedshift.ratio.reweight import Reweighter
-    from fedshift.ratio.ulsif import RULSIF, ULSIF
+    from fedshift.ratio.auto import Auto as Auto
+    from fedshift.ratio.base import RatioEstimator as RatioEstimator
+    from fedshift.ratio.bound import GridBound as GridBound
+    from fedshift.ratio.bound import KMeansBound as KMeansBound
+    from fedshift.ratio.bound import ScoreBound as ScoreBound
+    from fedshift.ratio.classifier import Classifier as Classifier
+    from fedshift.ratio.crossfit import CrossFit as CrossFit
+    from fedshift.ratio.gaussian import Gaussian as Gaussian
+    from fedshift.ratio.kliep import KLIEP as KLIEP
+    from fedshift.ratio.kmm import KMM as KMM
+    from fedshift.ratio.known_label_shift import label_shift_log_ratio as label_shift_log_ratio
+    from fedshift.ratio.label import BBSE as BBSE
+    from fedshift.ratio.label import MLLS as MLLS
+    from fedshift.ratio.label import RLLS as RLLS
+    from fedshift.ratio.logistic import Logistic as Logistic
+    from fedshift.ratio.multi_source import MultiSource as MultiSource
+    from fedshift.ratio.neural import Neural as Neural
+    from fedshift.ratio.reweight import Reweighter as Reweighter
+    from fedshift.ratio.ulsif import RULSIF as RULSIF
+    from fedshift.ratio.ulsif import ULSIF as ULSIF
+else:
+    from fedshift.core.lazy import attach
 
-#: where each name lives; loaded on first use, so that importing fedshift stays light
-_HOME = {
-    "BBSE": "label",
-    "KLIEP": "kliep",
-    "KMM": "kmm",
-    "MLLS": "label",
-    "RLLS": "label",
-    "RULSIF": "ulsif",
-    "ULSIF": "ulsif",
-    "Auto": "auto",
-    "Classifier": "classifier",
-    "CrossFit": "crossfit",
-    "Exact": "exact",
-    "ExactLabels": "exact_labels",
-    "Gaussian": "gaussian",
-    "GridBound": "bound",
-    "KMeansBound": "bound",
-    "Logistic": "logistic",
-    "MultiSource": "multi_source",
-    "Neural": "neural",
-    "RatioEstimator": "base",
-    "Reweighter": "reweight",
-    "ScoreBound": "bound",
-}
-
-__all__ = [
-    "BBSE",
-    "KLIEP",
-    "KMM",
-    "MLLS",
-    "RLLS",
-    "RULSIF",
-    "ULSIF",
-    "Auto",
-    "Classifier",
-    "CrossFit",
-    "Exact",
-    "ExactLabels",
-    "Gaussian",
-    "GridBound",
-    "KMeansBound",
-    "Logistic",
-    "MultiSource",
-    "Neural",
-    "RatioEstimator",
-    "Reweighter",
-    "ScoreBound",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "auto": ("Auto",),
+            "base": ("RatioEstimator",),
+            "bound": ("GridBound", "KMeansBound", "ScoreBound"),
+            "classifier": ("Classifier",),
+            "crossfit": ("CrossFit",),
+            "gaussian": ("Gaussian",),
+            "kliep": ("KLIEP",),
+            "kmm": ("KMM",),
+            "known_label_shift": ("label_shift_log_ratio",),
+            "label": ("BBSE", "MLLS", "RLLS"),
+            "logistic": ("Logistic",),
+            "multi_source": ("MultiSource",),
+            "neural": ("Neural",),
+            "reweight": ("Reweighter",),
+            "ulsif": ("RULSIF", "ULSIF"),
+        },
+    )

@@ -1,8 +1,9 @@
-"""The face every ratio estimator wears.
+"""The interface of every ratio estimator.
 
-Which way the ratio points: ``log p_target − log p_source``, always; `source` and `target` are
-keyword-only so that nobody can swap them. If the target is a mapping of K laws, the ratio is
-the sum ``Σ_l p_l(x) / p_source(x)``, each law counting once whatever its number of rows.
+The log ratio is always ``log p_target − log p_source``. The arguments `source` and `target` are
+keyword-only, so they cannot be swapped by accident. If the target is a mapping of K
+distributions, the ratio is the sum ``Σ_l p_l(x) / p_source(x)``. Each distribution gets equal
+weight, whatever its number of rows.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from fedshift.core.bregman import Divergence, bregman_risk
 from fedshift.core.samples import (
     Float64Array,
     FloatArray,
-    Laws,
     Rows,
+    RowSets,
     Sample,
     as_rows,
     blocks,
@@ -38,7 +39,7 @@ Path = Callable[[FloatArray], Float64Array]
 
 
 def like(X: Rows, out: Float64Array) -> Any:
-    """`out` as a tensor of X's type and device if X is a tensor, else as it is."""
+    """Return `out` as a tensor of X's type and device if X is a tensor, else unchanged."""
     if isinstance(X, torch.Tensor):
         dtype = X.dtype if X.dtype.is_floating_point else torch.float64
         return torch.as_tensor(out, dtype=dtype, device=X.device)
@@ -46,28 +47,34 @@ def like(X: Rows, out: Float64Array) -> Any:
 
 
 class RatioEstimator(BaseEstimator):
-    """Base of all estimators of r(x) = Σ_l p_l(x) / p_source(x).
+    """Base class of all estimators of r(x) = Σ_l p_l(x) / p_source(x).
 
-    A subclass writes `_fit(source, target)` for one pooled target law and
-    `_log_ratio(x)`; checks, several laws, streaming and the direction check live here.
-    Constructors only remember; what was learned ends in an underscore.
+    A subclass defines `_fit(source, target)`, for one pooled target distribution, and
+    `_log_ratio(x)`. This class checks the input, pools several target distributions, computes in
+    blocks and checks the direction of the ratio. Constructors only store their arguments; names
+    of learned attributes end in an underscore.
     """
 
-    #: fewest rows of a law this estimator can work with
+    #: fewest rows of a distribution that this estimator accepts
     _min_rows = 2
 
-    def fit(self, *, source: Rows, target: Laws) -> Self:
-        """Learn the ratio.
+    def fit(self, *, source: Rows, target: RowSets) -> Self:
+        """Fit the ratio to rows of source and target.
 
         Parameters
         ----------
         source : rows (n, ...)
-            What you have: rows of the law in the denominator.
+            Rows of the distribution in the denominator, usually training rows.
         target : rows (m, ...) or mapping of name to rows
-            What you need: rows of the law, or laws, in the numerator.
+            Rows of the distribution in the numerator, usually unlabelled deployment rows. To
+            target several distributions at once, pass a mapping. Each gets equal weight.
+
+        Returns
+        -------
+        self
         """
-        s, t, n_laws, shape = read_pair(source, target, min_rows=self._min_rows)
-        self.n_laws_ = n_laws
+        s, t, n_targets, shape = read_pair(source, target, min_rows=self._min_rows)
+        self.n_targets_ = n_targets
         self.row_shape_ = shape
         self.columns_ = column_names(source)
         with threads_for(s.x.size + t.x.size):
@@ -76,33 +83,42 @@ class RatioEstimator(BaseEstimator):
         return self
 
     def log_ratio(self, X: Rows) -> Any:
-        """Log ratio of each row, shape (n,): numpy for numpy, a tensor for a tensor."""
+        """Return the log ratio of each row of X, shape (n,), as an array or a tensor like X."""
         check_is_fitted(self)
         check_names(getattr(self, "columns_", None), X, "X")
         x = as_rows(X, name="X")
         self._check_shape(x, "X")
-        out = self._predict(x) + math.log(self.n_laws_)
+        out = self._predict(x) + math.log(self.n_targets_)
         bad = ~(out < math.inf)
         if bad.any():
             i = int(np.argmax(bad))
             raise InputError(
-                f"{type(self).__name__} gives row {i} of X a log ratio of {out[i]}; the row lies "
-                "too far from everything seen in fit; drop it or take a bounded estimator (Auto)"
+                f"{type(self).__name__}: log ratios must be finite; got {out[i]} for row {i} of X, "
+                "which lies too far from the rows that fit used; drop the row or use Auto"
             )
         return like(X, out)
 
     def ratio(self, X: Rows) -> Any:
-        """Ratio of each row, shape (n,): ``exp(log_ratio(X))``, at most e^700."""
+        """Return the ratio of each row, shape (n,): ``exp(log_ratio(X))``, at most e^700."""
         log_ratio = self.log_ratio(X)
         if isinstance(log_ratio, torch.Tensor):
             return log_ratio.clamp(max=math.log(torch.finfo(log_ratio.dtype).max) - 1).exp()
         return np.exp(np.minimum(log_ratio, 700.0))
 
-    def score(self, *, source: Rows, target: Laws, divergence: str | Divergence = "lr") -> float:
-        """Minus the empirical Bregman risk on held-out data: higher is better.
+    def score(self, *, source: Rows, target: RowSets, divergence: str | Divergence = "lr") -> float:
+        """Return minus the empirical Bregman risk on held-out rows; higher is better.
 
-        The risk is ``E_source ℓ1(r) + E_target ℓ2(r)`` without the non-negative correction and
-        per target law, so scores of different estimators on the same data compare directly.
+        The risk is ``E_source ℓ1(r) − E_target f'(r)`` (`fedshift.core.bregman`), without the
+        non-negative correction (see `Neural`). r is the ratio of the mean of the target
+        distributions to the source. Scores of different estimators on the same rows and with the
+        same divergence can be compared.
+
+        Parameters
+        ----------
+        source, target
+            As in `fit`, but rows that `fit` has not used.
+        divergence : {"lr", "lsif", "ukl", "pu", "robust"} or Divergence
+            The Bregman divergence, which gives ℓ1 and f'.
         """
         check_is_fitted(self)
         s, t, _, _ = read_pair(source, target, min_rows=1)
@@ -110,10 +126,10 @@ class RatioEstimator(BaseEstimator):
         return -bregman_risk(self._predict(s.x), self._predict(t.x), divergence, s.weight, t.weight)
 
     def _check_shape(self, x: FloatArray, name: str) -> None:
-        # known laws need no fit
-        need = getattr(self, "row_shape_", x.shape[1:])
-        if x.shape[1:] != need:
-            raise InputError(f"{name} must have rows of shape {need}, as in fit; got {x.shape[1:]}")
+        if x.shape[1:] != self.row_shape_:
+            raise InputError(
+                f"{name} must have rows of shape {self.row_shape_}, as in fit; got {x.shape[1:]}"
+            )
 
     def _fit(self, source: Sample, target: Sample) -> None:
         raise TypeError(f"{type(self).__name__} must define _fit")
@@ -122,27 +138,27 @@ class RatioEstimator(BaseEstimator):
         raise TypeError(f"{type(self).__name__} must define _log_ratio")
 
     def _path(self, source: Sample, target: Sample) -> Path:
-        """Fit on a pair of laws and forget: the models this estimator would choose among.
+        """Fit a copy of this estimator and return the log ratios of all models it chooses among.
 
-        One column here; an estimator with a tuning path gives a column for each value.
+        Here that is one column. An estimator with a tuning path returns a column for each value.
         """
         model = clone(self)
-        model.n_laws_, model.row_shape_ = 1, source.x.shape[1:]
+        model.n_targets_, model.row_shape_ = 1, source.x.shape[1:]
         model._fit(source, target)
         return lambda x: model._predict(x)[:, None]
 
     def _predict(self, x: FloatArray) -> Float64Array:
-        """Log ratio of the pooled law, block by block so that memory stays bounded."""
+        """Log ratio of the pooled target, block by block so that memory stays bounded."""
         return np.concatenate([self._log_ratio(x[b]) for b in blocks(len(x))])
 
     def _check_direction(self, source: Sample, target: Sample) -> None:
-        """E_target log r ≥ 0 ≥ E_source log r for the truth (Jensen); warn if turned round."""
+        """Warn if the ratio seems inverted: the truth has E_target log r ≥ 0 ≥ E_source log r."""
         s, t = (part.some(4096) for part in (source, target))
         ls, lt = self._predict(s.x), self._predict(t.x)
         if not ((ls < math.inf).all() and (lt < math.inf).all()):  # NaN or +inf
             raise InputError(
-                f"{type(self).__name__} produced a log ratio that is not finite; got inputs it "
-                "cannot separate numerically; rescale the columns or use a simpler estimator"
+                f"{type(self).__name__}: log ratios must be finite; got NaN or +inf on the rows of "
+                "fit; rescale the columns or use a simpler estimator"
             )
         ls, lt = np.maximum(ls, -100.0), np.maximum(lt, -100.0)  # a density may be zero
         gap = t.mean(lt) - s.mean(ls)

@@ -1,18 +1,22 @@
-r"""How large can the ratio be? Bounds for the non-negative correction (the HDRM step).
+r"""Upper bounds on the ratio, for the non-negative correction of the risk of `Neural`.
 
-Non-negative ratio matching needs a constant C at most 1/sup r. Three ways to cut the space into
-cells give three estimates of sup r; the mathematics of cells is in `fedshift.core.bound`.
+Non-negative ratio matching needs a constant C of at most 1/sup r, where sup r is the largest value
+of the ratio r. The classes below estimate sup r. Each class cuts the space into cells in its own
+way; `fedshift.core.bound` has the mathematics. "The paper" is Ramezani-Kebrya et al. (TMLR 2023).
+The first step of its histogram-based density-ratio matching (HDRM) is this estimate.
 
 ========================  ==================================================  ====================
-class                     cells                                               take it for
+class                     cells                                               use it for
 ========================  ==================================================  ====================
-`ScoreBound` (default)    nested, along a cross-fitted score, and its model   any dimension
-`KMeansBound`             k-means clusters of source and target (the paper)   comparison; clusters
-`GridBound`               an axis grid                                        d ≤ 4
+`ScoreBound` (default)    nested sets {score ≥ t} of a cross-fitted score     any dimension
+`KMeansBound`             k-means clusters of source and target (the paper)   rows in clusters
+`GridBound`               boxes of an axis grid                               d ≤ 4
 ========================  ==================================================  ====================
 
-No estimator of a supremum sees a set that the source hardly ever visits: with n source rows and
-`min_count` of them needed, nothing above K n / min_count can be found.
+`ScoreBound` combines an estimate from its cells with an estimate from a model of the ratio. No
+estimate can see a large ratio on a set where the source has almost no rows. With K target
+distributions, n source rows and at least `min_count` source rows in each cell, no estimate from
+cells exceeds K n / min_count.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
 from fedshift.core.bound import (
-    Cells,
+    CellTable,
     capped,
     cell_masses,
     effective_rows,
@@ -37,56 +41,60 @@ from fedshift.core.bound import (
     nested_masses,
     tabulate,
 )
-from fedshift.core.samples import Float64Array, FloatArray, Laws, Rows, Sample, read_pair
+from fedshift.core.params import whole
+from fedshift.core.samples import Float64Array, FloatArray, Rows, RowSets, Sample, read_pair
 from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
-from fedshift.ratio.classifier import Classifier
-from fedshift.ratio.family import (
+from fedshift.ratio.candidates import (
     TOLERANCE,
-    Candidate,
-    Choice,
+    RatioCandidate,
+    RatioChoice,
     choose,
     hold_out,
     shallow_estimators,
 )
+from fedshift.ratio.classifier import Classifier
 
 IntArray = npt.NDArray[np.intp]
 
 
 class Bound(BaseEstimator):
-    """Base of the bounds: checks, laws, table, repr. A subclass writes `_cells` and `_value`."""
+    """Base class of the bounds.
+
+    A subclass defines `_cells`, or `_estimate` if its bound is not the largest ratio of a cell.
+    """
 
     min_count: float | None
     smoothing: float
     cap: float | None
     confidence: float | None
 
-    def fit(self, *, source: Rows, target: Laws) -> Self:
-        """Estimate sup_x Σ_l p_l(x) / p_source(x).
+    def fit(self, *, source: Rows, target: RowSets) -> Self:
+        """Estimate the largest ratio Σ_l p_l(x) / p_source(x), summed over targets l.
 
         Parameters
         ----------
         source : rows (n, ...)
         target : rows (m, ...) or mapping of name to rows
-            Several laws give the bound on the *sum* of their ratios.
+            A mapping of several distributions gives a bound on the *sum* of their ratios.
 
         Returns
         -------
         self
-            With `bound_`, a float, and `cells_`, the table it was read from.
+            It has `bound_`, the estimate (float), and `cells_`, the cells that gave the estimate.
         """
-        s, t, self.n_laws_, _ = read_pair(source, target)
-        self.bound_, self.cells_ = self._estimate(s, t, self.n_laws_)
+        s, t, self.n_targets_, _ = read_pair(source, target)
+        self.bound_, self.cells_ = self._estimate(s, t, self.n_targets_)
         return self
 
-    def estimate(self, source: Sample, target: Sample, n_laws: int) -> float:
-        """The bound from two laws already read; leaves the object as it is."""
-        return self._estimate(source, target, n_laws)[0]
+    def estimate(self, source: Sample, target: Sample, n_targets: int) -> float:
+        """Return the bound for two samples without changing this object."""
+        return self._estimate(source, target, n_targets)[0]
 
-    def _estimate(self, source: Sample, target: Sample, n_laws: int) -> tuple[float, Cells]:
+    def _estimate(self, source: Sample, target: Sample, n_targets: int) -> tuple[float, CellTable]:
         self._check()
-        cells = self._cells(source, target, n_laws)
-        return capped(self._value(cells, n_laws), self.cap, n_laws=n_laws), cells
+        cells = self._cells(source, target, n_targets)
+        return capped(self._value(cells, n_targets), self.cap, n_targets=n_targets), cells
 
     def _check(self) -> None:
         _need(self, "smoothing", "at least 0", self.smoothing >= 0)
@@ -97,38 +105,42 @@ class Bound(BaseEstimator):
     def _level_ok(self) -> bool:
         return self.confidence is not None and 0 < self.confidence < 1
 
-    def _cells(self, source: Sample, target: Sample, n_laws: int) -> Cells:
+    def _cells(self, source: Sample, target: Sample, n_targets: int) -> CellTable:
         raise TypeError(f"{type(self).__name__} must define _cells")
 
-    def _value(self, cells: Cells, n_laws: int) -> float:
+    def _value(self, cells: CellTable, n_targets: int) -> float:
         return largest_ratio(
             cells,
             min_count=self.min_count or 1.0,
             upper=self.confidence is not None,
-            n_laws=n_laws,
+            n_targets=n_targets,
         )
 
     def _table(
-        self, source: Sample, target: Sample, masses: tuple[Float64Array, Float64Array], laws: int
-    ) -> Cells:
+        self,
+        source: Sample,
+        target: Sample,
+        masses: tuple[Float64Array, Float64Array],
+        n_targets: int,
+    ) -> CellTable:
         return tabulate(
             *masses,
             n_source=effective_rows(source),
             n_target=effective_rows(target),
-            n_laws=laws,
+            n_targets=n_targets,
             smoothing=self.smoothing,
             confidence=0.95 if self.confidence is None else self.confidence,
         )
 
     def _partition(
-        self, source: Sample, target: Sample, cell: IntArray, n_cells: int, n_laws: int
-    ) -> Cells:
+        self, source: Sample, target: Sample, cell: IntArray, n_cells: int, n_targets: int
+    ) -> CellTable:
         n = len(source)
         masses = (
             cell_masses(cell[:n], source.weight, n_cells),
             cell_masses(cell[n:], target.weight, n_cells),
         )
-        return self._table(source, target, masses, n_laws)
+        return self._table(source, target, masses, n_targets)
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         text = " ".join(super().__repr__(N_CHAR_MAX).split())
@@ -138,15 +150,20 @@ class Bound(BaseEstimator):
 
 
 class KMeansBound(Bound):
-    r"""Cells are k-means clusters of source ∪ pooled target: the paper's high-dimensional HDRM.
+    r"""Bound from k-means clusters of source and pooled target rows, as in HDRM.
+
+    HDRM is the histogram-based density-ratio matching of Ramezani-Kebrya et al. (TMLR 2023).
+
+    The bound is the largest ratio over M clusters, for K target distributions:
 
     .. math:: \tilde r = \max_m K\,\frac{\text{share of pooled target rows in cluster } m}
                                         {\text{share of source rows in cluster } m}
 
-    When it fails: clusters follow the directions of largest variance. Where the shift does not
-    (Gaussians in d ≥ 10), every cluster averages over it and the bound falls far short; with many
-    clusters the largest ratio is that of a cluster with one or two source rows and lies far
-    above. Take `ScoreBound` instead, or raise `min_count`.
+    When it fails: clusters follow the directions of largest variance. If the shift has another
+    direction, every cluster averages over that direction and the bound is far too small. This
+    happens, for example, with Gaussians in d ≥ 10 columns. With many clusters, the largest ratio
+    comes from a cluster with one or two source rows and is far too large. Use `ScoreBound` instead,
+    or raise `min_count`.
 
     Parameters
     ----------
@@ -157,19 +174,19 @@ class KMeansBound(Bound):
     smoothing : float
         Pseudo-rows added to source and target in each cluster.
     cap : float, optional
-        Never answer more than this.
+        Upper limit of the bound.
     confidence : float, optional
-        Answer the upper Clopper-Pearson limit of the largest ratio at this level.
+        Use the upper Clopper-Pearson limit of the largest ratio at this level, between 0 and 1.
     init : {"k-means++", "random"}
-        How k-means starts (one start).
+        How k-means chooses its first centres. k-means runs from one start only.
     seed : int
 
     Attributes
     ----------
     bound_ : float
-        Bound on the sum ratio over the target laws.
-    cells_ : Cells
-        One entry a cluster.
+        Bound on the ratio, summed over the target distributions.
+    cells_ : CellTable
+        One entry for each cluster.
     """
 
     def __init__(
@@ -191,11 +208,11 @@ class KMeansBound(Bound):
         self.init = init
         self.seed = seed
 
-    def _cells(self, source: Sample, target: Sample, n_laws: int) -> Cells:
-        _need(self, "n_bins", "an integer of at least 1", _whole(self.n_bins))
+    def _cells(self, source: Sample, target: Sample, n_targets: int) -> CellTable:
+        whole(self, "n_bins")
         _need(self, "init", "'k-means++' or 'random'", self.init in ("k-means++", "random"))
         rows = np.concatenate([source.flat, target.flat])
-        # k-means sees every distinct row once a law, weighted by its probability
+        # k-means gets every distinct row once per sample, weighted by its probability
         weight = np.concatenate([source.weight * len(source), target.weight * len(target)])
         distinct = len(source) + len(target)
         if self.n_bins > distinct:
@@ -205,24 +222,27 @@ class KMeansBound(Bound):
             )
         means = KMeans(self.n_bins, init=self.init, n_init=1, random_state=self.seed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # fewer clusters than asked: fine
+            warnings.simplefilter("ignore", ConvergenceWarning)  # fewer clusters than n_bins: fine
             cell = means.fit_predict(rows, sample_weight=weight)
-        return self._partition(source, target, cell, self.n_bins, n_laws)
+        return self._partition(source, target, cell, self.n_bins, n_targets)
 
 
 class GridBound(Bound):
-    r"""Cells of an axis grid whose edges are quantiles of source and pooled target.
+    r"""Bound from the boxes of an axis grid; for rows of at most four columns.
+
+    The edges of the grid are quantiles of source and target rows together, column by column. The
+    bound is the largest ratio over boxes, for K target distributions:
 
     .. math:: \tilde r = \max_m K\,\frac{\text{pooled target mass of box } m}
                                         {\text{source mass of box } m}
 
-    When it fails: the number of boxes is n_bins^d, so beyond four columns nearly all of them hold
-    no row; an error says so. Take `ScoreBound` instead (or `KMeansBound`, as the paper does).
+    When it fails: the number of boxes is n_bins^d. With more than four columns nearly all boxes
+    hold no row, and `fit` raises an error. Use `ScoreBound` or `KMeansBound` instead.
 
     Parameters
     ----------
     n_bins : int, optional
-        Bins along each axis; by default so many that a box holds about 50 source rows.
+        Bins along each axis. By default a box holds about 50 source rows.
     min_count : float
         Boxes with fewer source rows are ignored.
     smoothing, cap, confidence
@@ -231,8 +251,8 @@ class GridBound(Bound):
     Attributes
     ----------
     bound_ : float
-    cells_ : Cells
-        One entry a box that holds a row.
+    cells_ : CellTable
+        One entry for each box that holds a row.
     """
 
     _most_columns = 4
@@ -252,16 +272,15 @@ class GridBound(Bound):
         self.cap = cap
         self.confidence = confidence
 
-    def _cells(self, source: Sample, target: Sample, n_laws: int) -> Cells:
+    def _cells(self, source: Sample, target: Sample, n_targets: int) -> CellTable:
         d = source.flat.shape[1]
         if d > self._most_columns:
             raise InputError(
                 f"GridBound needs rows of at most {self._most_columns} columns, because a grid has "
                 f"n_bins**d boxes; got {d} columns; use ScoreBound or KMeansBound"
             )
-        _need(
-            self, "n_bins", "an integer of at least 1", self.n_bins is None or _whole(self.n_bins)
-        )
+        if self.n_bins is not None:
+            whole(self, "n_bins")
         bins = self.n_bins or int(np.clip((effective_rows(source) / 50.0) ** (1.0 / d), 2, 50))
         rows = np.concatenate([source.flat, target.flat]).astype(np.float64)
         weight = np.concatenate([source.weight, target.weight]) / 2.0
@@ -270,58 +289,64 @@ class GridBound(Bound):
         for column in rows.T:
             edges = np.unique(_quantiles(column, weight, levels))
             box = box * bins + np.searchsorted(edges, column, side="left")
-        used, cell = np.unique(box, return_inverse=True)
-        return self._partition(source, target, cell, len(used), n_laws)
+        boxes, cell = np.unique(box, return_inverse=True)
+        return self._partition(source, target, cell, len(boxes), n_targets)
 
 
 class ScoreBound(Bound):
-    r"""The largest ratio along a cross-fitted score: the default, and the only one that holds
-    in d = 1 to 50.
+    r"""Bound from the largest ratio along a cross-fitted score; the default in any dimension.
 
-    A score s(x) that orders rows by their ratio turns any dimension into one. Scores are
-    out-of-fold log ratios of the family that `Auto` chooses from. Two estimates are joined by
-    their geometric mean:
+    Clusters and boxes fail in many dimensions; this is the only bound that works in d = 1 to 50. A
+    score s(x) that orders rows by their ratio reduces any dimension to one. Scores are
+    out-of-fold log ratios of the estimators that `Auto` chooses from, without the network and the
+    randomised trees. The bound is the geometric mean of two estimates:
 
-    1. *Cells.* They are nested, ``{x : s(x) ≥ t}``, down to the smallest with `min_count` source
-       rows, and
+    1. *Cells.* The cells are nested sets ``{x : s(x) ≥ t}``; the smallest holds `min_count` source
+       rows. With K target distributions, the ratio of a cell is
 
        .. math:: \tilde r(t) = K\,\frac{P_{target}(s \ge t)}{P_{source}(s \ge t)} \le \sup r .
 
-       The largest of many noisy ratios errs upwards; the ratio of the cell that is largest after
-       taking off five standard errors errs downwards; their geometric mean is taken. Averaging
-       over a cell, it cannot see a narrow peak.
-    2. *Model.* The `level` quantile, over target rows, of the calibrated ratio of the simplest
-       adequate model. It sees a narrow peak, but trusts the model.
+       The largest of many noisy ratios is too large on average. The *cautious cell* is the one
+       whose log ratio minus five standard errors is largest; its ratio is too small on average.
+       The estimate is the geometric mean of the largest ratio of a cell and the ratio of the
+       cautious cell. A cell averages the ratio, so a narrow peak is missed.
+    2. *Model.* As in `Auto`, the simplest parametric estimator whose held-out loss is close to the
+       lowest is chosen, or else the stack. The estimate is the `level` quantile of its calibrated
+       ratio over the target rows. This estimate includes a narrow peak, but is only as good as the
+       model.
 
-    With `confidence`, the answer is at least the upper Clopper-Pearson limit of the cautious cell.
+    With `confidence`, the bound is at least the upper Clopper-Pearson limit of the cautious cell.
 
-    When it fails: where the sup is reached on a set of hardly any source mass *and* no member of
-    the family fits, the answer is too small. Give a number as the bound if you know one, or
-    double the answer: a C that is too small is unbiased, one that is too large is not.
+    When it fails: the bound is too small if the ratio is largest on a set with almost no source
+    mass *and* none of these estimators fits. Pass a known bound to ``Neural(bound=...)`` instead,
+    or double its `slack`. A bound that is too large does not bias the ratio; a bound that is too
+    small biases it.
 
     Parameters
     ----------
     estimator : RatioEstimator or scikit-learn classifier, optional
-        Gives the score instead of the family.
+        Computes the score and the model's ratio. By default both come from the estimators that
+        `Auto` chooses from, as described above.
     n_folds : int
+        Folds of the cross-fitted score.
     n_bins : int
-        Number of thresholds.
+        Number of thresholds t.
     level : float
-        Quantile of the model's ratio over target rows.
+        Quantile of the model's ratio over target rows, above 0 and at most 1.
     min_count : float, optional
         Fewest source rows in a cell; by default a thirtieth of the source, between 10 and 60.
     smoothing, cap, confidence
         As in `KMeansBound`.
     max_rows : int
-        At most so many distinct rows of either law are used.
+        At most this many distinct rows of source and of target are used.
     seed : int
 
     Attributes
     ----------
     bound_ : float
-        Bound on the sum ratio over the target laws.
-    cells_ : Cells
-        From the smallest cell to the whole space.
+        Bound on the ratio, summed over the target distributions.
+    cells_ : CellTable
+        One entry for each cell, from the smallest cell to the whole space.
 
     Examples
     --------
@@ -358,53 +383,55 @@ class ScoreBound(Bound):
         self.max_rows = max_rows
         self.seed = seed
 
-    def _estimate(self, source: Sample, target: Sample, n_laws: int) -> tuple[float, Cells]:
+    def _estimate(self, source: Sample, target: Sample, n_targets: int) -> tuple[float, CellTable]:
         self._check()
         s, t = (part.some(self.max_rows) for part in (source, target))
-        choice = self._scored(s, t)
-        cells = self._nested(choice.candidates["stack"], s, t, n_laws)
+        choice = self._score(s, t)
+        cells = self._nested_cells(choice.candidates["stack"], s, t, n_targets)
         error = log_ratio_error(
             cells.source_count,
             cells.target_count,
             n_source=cells.source_count[-1],
             n_target=cells.target_count[-1],
         )
-        sure = int(np.argmax(cells.ratio * np.exp(-_CAUTION * error)))
-        low = max(float(n_laws), float(cells.ratio[sure]))
+        cautious = int(np.argmax(cells.ratio * np.exp(-_CAUTION * error)))
+        low = max(float(n_targets), float(cells.ratio[cautious]))
         high = max(low, float(cells.ratio.max()))
         top = _quantiles(choice.candidate.target, t.weight, np.array([self.level]))[0]
-        model = n_laws * max(1.0, math.exp(min(top, 50.0)))
+        model = n_targets * max(1.0, math.exp(min(top, 50.0)))
         value = math.sqrt(math.sqrt(low * high) * model)
         if self.confidence is not None:
-            value = max(value, float(cells.upper[sure]))
-        return capped(value, self.cap, n_laws=n_laws), cells
+            value = max(value, float(cells.upper[cautious]))
+        return capped(value, self.cap, n_targets=n_targets), cells
 
     def _check(self) -> None:
         super()._check()
-        _need(self, "n_folds", "an integer of at least 2", _whole(self.n_folds, 2))
-        _need(self, "n_bins", "an integer of at least 1", _whole(self.n_bins))
-        _need(self, "max_rows", "an integer of at least 20", _whole(self.max_rows, 20))
+        whole(self, "n_folds", least=2)
+        whole(self, "n_bins")
+        whole(self, "max_rows", least=20)
         _need(self, "level", "between 0 and 1", 0 < self.level <= 1)
 
-    def _scored(self, s: Sample, t: Sample) -> Choice:
-        """Out-of-fold log ratios of the family, or of the one estimator that was given."""
+    def _score(self, s: Sample, t: Sample) -> RatioChoice:
+        """Compare the out-of-fold log ratios of the family, or of the one `estimator`."""
         folds = min(self.n_folds, len(s), len(t))
         if folds < 2:
             raise InputError(
-                f"a cross-fitted score needs at least 2 distinct rows of each law; got {len(s)} "
-                f"of the source and {len(t)} of the target; give the bound as a number"
+                "ScoreBound needs at least 2 distinct rows of source and of target; got "
+                f"{len(s)} and {len(t)}; give the bound as a number"
             )
         if self.estimator is None:
             estimators = shallow_estimators(s, t, seed=self.seed)
-            estimators.pop("trees", None)  # the slowest, and no help here
+            estimators.pop("trees", None)  # slow, and they do not improve the bound
         elif isinstance(self.estimator, RatioEstimator):
-            estimators = {"given": self.estimator}
+            estimators = {"score": self.estimator}
         else:
-            estimators = {"given": Classifier(self.estimator, folds=0, seed=self.seed)}
+            estimators = {"score": Classifier(self.estimator, folds=0, seed=self.seed)}
         members = hold_out(estimators, s, t, folds=folds, seed=self.seed)
         return choose(members, s, t, tolerance=TOLERANCE)
 
-    def _nested(self, score: Candidate, s: Sample, t: Sample, n_laws: int) -> Cells:
+    def _nested_cells(
+        self, score: RatioCandidate, s: Sample, t: Sample, n_targets: int
+    ) -> CellTable:
         n = effective_rows(s)
         fewest = self.min_count or float(np.clip(n / 30.0, 10.0, 60.0))
         _, *masses = nested_masses(
@@ -415,13 +442,13 @@ class ScoreBound(Bound):
             n_cells=self.n_bins,
             smallest=fewest / n,
         )
-        cells = self._table(s, t, (masses[0], masses[1]), n_laws)
+        cells = self._table(s, t, (masses[0], masses[1]), n_targets)
         keep = cells.source_count >= fewest - 1e-9
         keep[-1] = True  # the whole space
         return cells.take(keep)
 
 
-#: standard errors by which the ratio of the cautious cell must stand out
+#: standard errors subtracted from the ratio of each cell to find the cautious one
 _CAUTION = 5.0
 
 
@@ -433,16 +460,9 @@ def _quantiles(
     return np.asarray(values[order][at.clip(max=len(values) - 1)])
 
 
-def _whole(value: object, least: int = 1) -> bool:
-    return isinstance(value, int | np.integer) and int(value) >= least
-
-
 def _need(owner: object, name: str, need: str, ok: bool) -> None:
     if not ok:
         raise InputError(
             f"{type(owner).__name__}: {name} must be {need}; got {getattr(owner, name)!r}; "
-            "leave it out for the default"
+            "leave it out to use the default"
         )
-
-
-__all__ = ["Bound", "GridBound", "KMeansBound", "ScoreBound"]

@@ -1,4 +1,4 @@
-"""The ratio from any probabilistic classifier of scikit-learn."""
+"""Density ratios from any probabilistic classifier of scikit-learn."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import has_fit_parameter
 
-from fedshift.core.calibrate import Evidence, Saturation, worthwhile_saturation
+from fedshift.core.calibrate import RatioEvidence, Saturation, worthwhile_saturation
 from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, FloatArray, Sample
 from fedshift.errors import InputError
 from fedshift.ratio.base import Path, RatioEstimator
 from fedshift.ratio.crossfit import out_of_fold
 
-#: above this many rows one held-out part replaces the folds
+#: above this many rows, one held-out tenth replaces the folds
 FOLDS_BELOW = 50_000
-#: most rows of a law held out for calibration then
+#: most rows of source, and of target, in that tenth
 HELD_OUT = 50_000
 
 Index = npt.NDArray[np.intp]
 
 
 def boosting(n: int, *, seed: int = 0) -> HistGradientBoostingClassifier:
-    """Shallow, slowly learned boosted trees that stop early: good log odds, few surprises.
+    """Return shallow boosted trees with a small learning rate and early stopping.
 
-    Below 100 rows there is nothing to stop on, and fewer, smaller trees are grown.
+    Below 100 rows early stopping is not possible, so fewer and smaller trees are grown.
     """
     enough = n >= 100
     return HistGradientBoostingClassifier(
@@ -45,29 +45,50 @@ def boosting(n: int, *, seed: int = 0) -> HistGradientBoostingClassifier:
 
 
 class Classifier(RatioEstimator):
-    r"""log r(x) = log P(target | x) − log P(source | x) − log(n_target / n_source).
+    r"""Ratio from a classifier that separates target from source rows.
 
-    Cross-fitted: the rows are cut in folds, each fold is scored by a model that has not seen it,
-    and the scores calibrate the average of the models by a bounded monotone map
-    (`fedshift.core.calibrate.Saturation`) if that pays on held-out rows.
+    By Bayes' theorem
+
+    .. math:: \log r(x) = \log P(target \mid x) - \log P(source \mid x)
+              - \log(n_{target} / n_{source}) .
+
+    A classifier is over-confident on the rows it was fitted on. So the rows are split into folds,
+    and each fold is scored by a model fitted without it. These scores calibrate the mean of the
+    models by a bounded monotone map (`fedshift.core.calibrate.Saturation`), if that lowers the
+    held-out loss.
+
+    When it fails: a classifier with poor probabilities gives poor ratios. Target distributions of
+    different size, or duplicate rows, need a classifier that takes ``sample_weight``.
 
     Parameters
     ----------
     estimator : classifier, optional
-        Anything with ``predict_proba``, pipelines included. Default: boosted trees.
+        Any classifier with ``predict_proba``, also a pipeline. Default: boosted trees.
     calibrate : bool
-        Whether held-out scores may bend the log ratio.
+        Whether held-out scores calibrate the log ratio.
     folds : int
-        0 fits one model on all rows, uncalibrated. Above 50,000 rows one held-out tenth
-        replaces the folds.
+        0 fits one model on all rows, uncalibrated. If there are more than 50,000 rows, any other
+        value fits one model without a tenth of the rows, and these rows calibrate the model.
     seed : int
+        Seeds the folds and every ``random_state`` of the classifier that is None.
 
     Attributes
     ----------
     source_log_ratio_ : ndarray (n_source,)
-        Out-of-fold log ratios of the source rows as given (only when folds were used).
+        Out-of-fold log ratios of the source rows, in the order of `fit`. It exists only with
+        folds, and with at most 50,000 rows.
     saturation_ : Saturation or None
-        The calibration, if one was worth it.
+        The calibration, or None if it does not lower the held-out loss.
+
+    Examples
+    --------
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> source, target = rng.normal(size=(2000, 1)), rng.normal(1, 1, (2000, 1))
+    >>> r = Classifier(LogisticRegression()).fit(source=source, target=target)
+    >>> x = np.array([[0.5], [1.0]])
+    >>> bool(np.abs(r.log_ratio(x) - (x[:, 0] - 0.5)).max() < 0.15)  # truth: x − ½
+    True
     """
 
     def __init__(
@@ -98,22 +119,22 @@ class Classifier(RatioEstimator):
             self._models = [self._path(source, target)]
         elif len(source) + len(target) > FOLDS_BELOW:
             out_s, out_t = (p.subset(min(HELD_OUT, len(p) // 10)) for p in (source, target))
-            kept_s = np.delete(np.arange(len(source)), out_s)
-            kept_t = np.delete(np.arange(len(target)), out_t)
-            model = self._learn(source, target, kept_s, kept_t)
+            fit_s = np.delete(np.arange(len(source)), out_s)
+            fit_t = np.delete(np.arange(len(target)), out_t)
+            model = self._learn(source, target, fit_s, fit_t)
             self._models = [model]
             s, t = source.take(out_s), target.take(out_t)
             self._calibrate(model(s.x)[:, 0], model(t.x)[:, 0], s, t)
         else:
-            held = out_of_fold(self, source, target, folds=folds, seed=self.seed)
-            self._models = held.paths
-            self._calibrate(*held.column(0), source, target)
-            out = self._bend(held.source[:, 0])
-            self.source_log_ratio_ = out[source.inverse] + math.log(self.n_laws_)
+            scores = out_of_fold(self, source, target, folds=folds, seed=self.seed)
+            self._models = scores.paths
+            self._calibrate(*scores.column(0), source, target)
+            out = self._bend(scores.source[:, 0])
+            self.source_log_ratio_ = out[source.inverse] + math.log(self.n_targets_)
 
     def _calibrate(self, s: Float64Array, t: Float64Array, source: Sample, target: Sample) -> None:
         if self.calibrate:
-            evidence = Evidence.of(source.weight, target.weight)
+            evidence = RatioEvidence.of(source.weight, target.weight)
             self.saturation_ = worthwhile_saturation(s, t, evidence)
 
     def _bend(self, log_ratio: Float64Array) -> Float64Array:
@@ -123,7 +144,7 @@ class Classifier(RatioEstimator):
         return self._bend(np.mean([model(x)[:, 0] for model in self._models], axis=0))
 
     def _fresh(self, n: int) -> Any:
-        """An unfitted classifier; one that draws from a global generator is given the seed."""
+        """Return an unfitted classifier; every ``random_state`` that is None becomes the seed."""
         if self.estimator is None:
             return boosting(n, seed=self.seed)
         model = clone(self.estimator)
@@ -134,16 +155,16 @@ class Classifier(RatioEstimator):
     def _path(self, source: Sample, target: Sample) -> Path:
         return self._learn(source, target, np.arange(len(source)), np.arange(len(target)))
 
-    def _learn(self, source: Sample, target: Sample, kept_s: Index, kept_t: Index) -> Path:
-        """Fit on some rows of each law, with one copy of them and no more."""
-        n_s, n_t = len(kept_s), len(kept_t)
-        # boosting works on float64: made at once, it need not make a second copy
+    def _learn(self, source: Sample, target: Sample, fit_s: Index, fit_t: Index) -> Path:
+        """Fit on rows `fit_s` of source and `fit_t` of target, with a single copy of them."""
+        n_s, n_t = len(fit_s), len(fit_t)
+        # boosting works on float64: made here, it need not make a second copy
         dtype = np.float64 if self.estimator is None else source.x.dtype
         x = np.empty((n_s + n_t, source.flat.shape[1]), dtype=dtype)
-        x[:n_s], x[n_s:] = source.flat[kept_s], target.flat[kept_t]
+        x[:n_s], x[n_s:] = source.flat[fit_s], target.flat[fit_t]
         y = np.repeat([0, 1], [n_s, n_t])
-        kept = (source.weight[kept_s], target.weight[kept_t])
-        weight = np.concatenate([w / w.mean() for w in kept])
+        weights = (source.weight[fit_s], target.weight[fit_t])
+        weight = np.concatenate([w / w.mean() for w in weights])
         model = self._fresh(len(x))
         model.fit(x, y, **_weights(model, weight))
         offset = math.log(n_t / n_s)
@@ -161,21 +182,21 @@ def _is_seed(name: str) -> bool:
 
 
 def _weights(model: Any, weight: Float64Array) -> dict[str, Float64Array]:
-    """The keyword that carries the weights, or none where all rows weigh the same."""
+    """Return the keyword argument with the weights, or no argument if all rows weigh the same."""
     if np.ptp(weight) < 1e-9:
         return {}
     keyword = weight_keyword(model)
     if keyword is None:
         raise InputError(
-            f"{_last(model)[0]} takes no sample_weight, but rows must be weighted (duplicate "
-            "rows, or target laws of different size); use a classifier that takes sample_weight, "
-            "or laws of equal size without duplicates"
+            f"{_last(model)[0]} takes no sample_weight, but the rows have different weights: there "
+            "are duplicates, or target distributions of different size; use a classifier that "
+            "takes sample_weight, or distributions of equal size without duplicates"
         )
     return {keyword: weight}
 
 
 def _last(model: Any) -> tuple[str, Any, str]:
-    """Name and object of the step that learns, and the prefix that routes a keyword to it."""
+    """Return name and object of a pipeline's last step, and the prefix of its fit keywords."""
     prefix = ""
     while isinstance(model, Pipeline):
         prefix += f"{model.steps[-1][0]}__"
@@ -184,6 +205,6 @@ def _last(model: Any) -> tuple[str, Any, str]:
 
 
 def weight_keyword(model: Any) -> str | None:
-    """The keyword of `fit` that carries row weights, through pipelines; None if there is none."""
+    """Return the keyword of `fit` for row weights, also through pipelines; None if not."""
     _, last, prefix = _last(model)
     return f"{prefix}sample_weight" if has_fit_parameter(last, "sample_weight") else None

@@ -1,8 +1,8 @@
-"""Cross-fitting: the ratio of a row from models that have not seen it.
+"""Cross-fitting: the ratio of a row from models fitted without it.
 
-A model fitted on a row is tilted towards calling it "source"; weights made that way are too
-small exactly where they matter. Cross-fitting cuts both samples in folds, and takes every source
-row's ratio from the models fitted without its fold.
+A model fitted on a source row tends to classify it as source. The ratio of that row is then too
+small, most of all where ratios should be large. Cross-fitting splits both samples into folds and
+computes the ratio of every source row with models fitted without its fold.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fedshift.ratio.base import Path, RatioEstimator
 
 @dataclass(frozen=True)
 class OutOfFold:
-    """What k models say of the rows each has not seen.
+    """Out-of-fold log ratios of m models, one per value of the tuning parameter, over k folds.
 
     Attributes
     ----------
     source, target : ndarray (n, m), (n', m)
-        Log ratios, every row by the model fitted without it.
+        Log ratios. Each row's value comes from the fit that left the row's fold out.
     paths : list of callables
-        The k fitted models.
+        The k fits, each a function from rows to log ratios of m models.
     """
 
     source: Float64Array
@@ -35,7 +35,7 @@ class OutOfFold:
     paths: list[Path]
 
     def column(self, j: int) -> tuple[Float64Array, Float64Array]:
-        """Held-out log ratios of one of the m models."""
+        """Return the out-of-fold log ratios of model j at source and target rows."""
         return self.source[:, j], self.target[:, j]
 
 
@@ -47,47 +47,67 @@ def out_of_fold(
     if small < folds:
         raise InputError(
             f"cross-fitting with {folds} folds needs at least {folds} distinct rows in source and "
-            f"target; got {small}; lower the number of folds or collect more rows"
+            f"in target; got {small}; lower the number of folds or collect more rows"
         )
-    # one seed for both sides, so that exchanging them exchanges the folds and nothing else
+    # one seed for both sides, so that exchanging source and target only exchanges the folds
     fold_s = fold_of(len(source), folds, seed=seed)
     fold_t = fold_of(len(target), folds, seed=seed)
     paths: list[Path] = []
     out_s: Float64Array | None = None
     for j in range(folds):
         path = estimator._path(source.take(fold_s != j), target.take(fold_t != j))
-        held_s, held_t = path(source.x[fold_s == j]), path(target.x[fold_t == j])
+        log_s, log_t = path(source.x[fold_s == j]), path(target.x[fold_t == j])
         if out_s is None:
-            out_s = np.empty((len(source), held_s.shape[1]))
-            out_t = np.empty((len(target), held_s.shape[1]))
-        out_s[fold_s == j], out_t[fold_t == j] = held_s, held_t
+            out_s = np.empty((len(source), log_s.shape[1]))
+            out_t = np.empty((len(target), log_s.shape[1]))
+        out_s[fold_s == j], out_t[fold_t == j] = log_s, log_t
         paths.append(path)
     assert out_s is not None
     return OutOfFold(out_s, out_t, paths)
 
 
 class CrossFit(RatioEstimator):
-    """Any estimator, cross-fitted.
+    """Cross-fit an estimator, so that no row's ratio comes from a model fitted on that row.
 
-    After `fit`, `source_log_ratio_` holds the log ratio of every source row, in the order given,
-    from models that have not seen it: the median over `repeats` different cuts into folds, so
-    that one model gone wild cannot make a single weight explode. New rows get the median over
-    all fitted models.
+    Weights of training rows are biased if the same rows were used to fit the ratio. After `fit`,
+    `source_log_ratio_` has the log ratio of every source row, in the order of `fit`, from models
+    fitted without it. It is the median over `repeats` splits into folds, so a single bad model
+    cannot give a row an extreme weight. New rows get the median over all fitted models.
+
+    When it fails: each model is fitted on fewer rows, so with few rows the ratios are less
+    accurate. Cross-fitting takes ``folds * repeats`` fits.
 
     Parameters
     ----------
     estimator : RatioEstimator
+        The estimator to cross-fit.
     folds : int
-        At least 2.
+        At least 2. Source and target each need at least this many distinct rows.
     repeats : int
-        Cuts into folds; 3 or more protect against a single exploding weight.
+        Number of splits into folds. At least 3 protect against a single extreme weight.
     cap : bool
-        Keep log ratios below the largest one any *target* row was given out of fold: beyond it
-        the model extrapolates.
+        Limit log ratios to the largest out-of-fold value of any *target* row. Above this value the
+        model extrapolates.
+    seed : int
+        Seeds the folds.
 
     Attributes
     ----------
     source_log_ratio_ : ndarray (n_source,)
+        Out-of-fold log ratios of the source rows, in the order of `fit`.
+    models_ : list of callables
+        All fitted models.
+    cap_ : float
+        Upper limit of the log ratio; infinite if `cap` is False. With several target distributions
+        the limit applies to the ratio of their mean to the source.
+
+    Examples
+    --------
+    >>> from fedshift.ratio import Logistic
+    >>> rng = np.random.default_rng(0)
+    >>> r = CrossFit(Logistic()).fit(source=rng.normal(size=500), target=rng.normal(1, 1, 500))
+    >>> r.source_log_ratio_.shape
+    (500,)
     """
 
     def __init__(
@@ -122,11 +142,11 @@ class CrossFit(RatioEstimator):
             for i in range(self.repeats)
         ]
         self.models_ = [path for run in runs for path in run.paths]
-        held_source = np.median([run.source[:, 0] for run in runs], axis=0)
-        held_target = np.median([run.target[:, 0] for run in runs], axis=0)
-        self.cap_ = float(held_target.max()) if self.cap else math.inf
-        capped = np.minimum(held_source, self.cap_)
-        self.source_log_ratio_ = capped[source.inverse] + math.log(self.n_laws_)
+        at_source = np.median([run.source[:, 0] for run in runs], axis=0)
+        at_target = np.median([run.target[:, 0] for run in runs], axis=0)
+        self.cap_ = float(at_target.max()) if self.cap else math.inf
+        values = np.minimum(at_source, self.cap_)
+        self.source_log_ratio_ = values[source.inverse] + math.log(self.n_targets_)
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
         values = np.median([path(x)[:, 0] for path in self.models_], axis=0)
@@ -134,7 +154,7 @@ class CrossFit(RatioEstimator):
 
 
 class _Fixed(RatioEstimator):
-    """One column whatever the estimator's path: it chooses its own tuning inside each fold."""
+    """An estimator with a path of one model: it chooses its tuning value within each fold."""
 
     def __init__(self, estimator: RatioEstimator) -> None:
         self.estimator = estimator

@@ -1,4 +1,4 @@
-"""The ratio of two Gaussians with shrunk covariances."""
+"""Ratio of two Gaussian densities with shrunk covariances."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from fedshift.ratio.base import RatioEstimator
 
 
 def shrunk_covariance(x: Float64Array, weight: Float64Array) -> Float64Array:
-    """Ledoit-Wolf covariance of centred, weighted rows (n, d).
+    """Return the Ledoit-Wolf covariance (d, d) of centred rows (n, d) with weights (n,).
 
-    The sample covariance S is pulled towards m I, m the mean eigenvalue, by the share that
-    minimises the expected squared error: min(1, Σ_i w_i² ‖x_i x_iᵀ − S‖² / ‖S − m I‖²).
+    It is (1 − a) S + a m I, with S the sample covariance, m its mean eigenvalue, I the identity.
+    The share a = min(1, Σ_i w_i² ‖x_i x_iᵀ − S‖² / ‖S − m I‖²) minimises the expected squared
+    error.
     """
     d = x.shape[1]
     covariance = np.zeros((d, d))
@@ -33,15 +34,23 @@ def shrunk_covariance(x: Float64Array, weight: Float64Array) -> Float64Array:
 
 
 class Gaussian(RatioEstimator):
-    """log N(x; μ_t, Σ_t) − log N(x; μ_s, Σ_s), covariances shrunk as Ledoit and Wolf do.
+    r"""Ratio of two Gaussian densities, in closed form.
 
-    Fast, closed form, hard to beat where both laws are near Gaussian; wrong without bound on
-    heavy tails and clusters.
+    Both distributions are modelled as Gaussian,
+
+    .. math:: \log r(x) = \log N(x; \mu_t, \Sigma_t) - \log N(x; \mu_s, \Sigma_s),
+
+    with N(x; μ, Σ) the Gaussian density with mean μ and covariance Σ, t the target and s the
+    source. The covariances are Ledoit-Wolf estimates. The fit is fast, and few estimators are more
+    accurate if both distributions are close to Gaussian.
+
+    When it fails: with heavy tails or clusters the error has no bound. Use `Auto` if unsure.
 
     Parameters
     ----------
     shared : bool
-        One covariance for both laws: the ratio is then linear in x (discriminant analysis).
+        Whether both distributions share one covariance. The log ratio is then linear in x, as in
+        linear discriminant analysis.
 
     Examples
     --------
@@ -57,11 +66,11 @@ class Gaussian(RatioEstimator):
         self.shared = shared
 
     def _fit(self, source: Sample, target: Sample) -> None:
-        for name, law in (("source", source), ("target", target)):
-            if not np.ptp(law.flat, axis=0).any():
+        for name, distribution in (("source", source), ("target", target)):
+            if not np.ptp(distribution.flat, axis=0).any():
                 raise InputError(
-                    f"Gaussian needs rows that differ; every row of {name} is the same; use Auto, "
-                    "or check the file"
+                    f"Gaussian needs rows that differ; got {name} rows that are all equal; use "
+                    "Auto, or check the file"
                 )
         self._mean, self._sd = pooled_moments(source, target)
         parts = [(self._z(s.x), s.weight) for s in (source, target)]
@@ -74,7 +83,7 @@ class Gaussian(RatioEstimator):
             covariances = [shrunk_covariance(x, w)] * 2
         else:
             covariances = [shrunk_covariance(z, w) for z, w in centred]
-        # a jitter below any real variance lets collinear columns pass
+        # a constant below any real variance makes collinear columns acceptable
         self._roots = [cholesky(c + 1e-8 * np.eye(len(c)), lower=True) for c in covariances]
 
     def _z(self, x: FloatArray) -> Float64Array:

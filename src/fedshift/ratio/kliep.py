@@ -1,4 +1,4 @@
-"""Kullback-Leibler importance estimation, `KLIEP`: a mixture of bumps by maximum likelihood.
+"""Kullback-Leibler importance estimation, `KLIEP`: a mixture of kernels by maximum likelihood.
 
 References
 ----------
@@ -32,7 +32,7 @@ from fedshift.core.samples import Float64Array, FloatArray, Sample, fold_of
 from fedshift.errors import InputError, NotConverged
 from fedshift.ratio.base import RatioEstimator
 
-#: Source rows' worth of mass below which a bump is left out (at most 5 % of the source).
+#: A kernel that covers less source mass than this number of rows is left out (at most 5 %).
 ROWS_PER_BUMP = 10
 
 
@@ -44,36 +44,37 @@ def kliep_mixture(
     tol: float = 1e-6,
     max_iter: int = 200,
 ) -> tuple[Float64Array, float]:
-    r"""The mixture of given densities that makes some rows likeliest.
+    r"""Return the mixture weights of known densities that maximise the likelihood of some rows.
 
     .. math:: \max_{\beta \ge 0,\ \sum_l \beta_l = 1}\ L(\beta) = \sum_j w_j \log f_j, \qquad
               f_j = \sum_l \beta_l D_{jl},
 
-    is concave. A few EM steps, :math:`\beta_l \leftarrow \beta_l G_l` with
-    :math:`G_l = \sum_j w_j D_{jl} / f_j`, come first: each raises L. Then Newton steps on
-    :math:`\sum_l \beta_l - L(\beta)` over β ≥ 0, whose minimiser sums to one by itself: a
-    non-negative least-squares problem each, with a line search. At the optimum G ≤ 1, with
-    equality where β > 0; elsewhere :math:`\max_l G_l - 1` bounds how much likelihood is still
-    missing, which is the stopping rule.
+    is a concave problem. First come expectation-maximisation (EM) steps, :math:`\beta_l \leftarrow
+    \beta_l G_l` with :math:`G_l = \sum_j w_j D_{jl} / f_j`. Each EM step raises L. Then come Newton
+    steps on :math:`\sum_l \beta_l - L(\beta)` over β ≥ 0, whose minimiser sums to one. Each Newton
+    step solves a non-negative least-squares problem, followed by a line search. At the optimum G ≤
+    1, with equality where β > 0. At any other β, the gap :math:`\max_l G_l - 1` is an upper bound
+    on how far L is below its maximum. The iteration stops when the gap is small.
 
     Parameters
     ----------
     density : ndarray (m, b)
-        Values D ≥ 0; every row needs one above zero.
+        Values D ≥ 0 of b densities at m rows; each row needs one above zero.
     weight : ndarray (m,)
-        Masses w, summing to one.
+        Row weights w, which sum to one.
     start : ndarray (b,), optional
-        Where to begin.
+        Initial value of β; uniform by default.
     tol : float
-        Missing log-likelihood at which to stop.
+        Stop when the gap is at most this value.
     max_iter : int
-        Most Newton steps.
+        Largest number of Newton steps.
 
     Returns
     -------
     beta : ndarray (b,)
+        The mixture weights β.
     gap : float
-        :math:`\max_l G_l - 1`; not converged if above `tol`.
+        :math:`\max_l G_l - 1`; above `tol` if the iteration did not converge.
 
     Examples
     --------
@@ -103,7 +104,7 @@ def kliep_mixture(
 def _newton_point(
     hessian: Float64Array, score: Float64Array, beta: Float64Array
 ) -> Float64Array | None:
-    """Minimiser over x ≥ 0 of ½(x−β)ᵀH(x−β) + (1−G)ᵀ(x−β), H made regular around β."""
+    """Minimise ½(x−β)ᵀH(x−β) + (1−G)ᵀ(x−β) over x ≥ 0, with a small ridge added to H around β."""
     ridge = 1e-9 * float(hessian.diagonal().max())
     # Hβ = G, so the linear term at x is 1 − 2G − ridge β
     linear = 2.0 * score - 1.0 + ridge * beta
@@ -124,7 +125,7 @@ def _search(
     score: Float64Array,
     f: Float64Array,
 ) -> Float64Array:
-    """The first point β + t (goal − β), t = 1, ½, ¼, ..., that gains enough; else an EM step."""
+    """Return the first β + t (goal − β), t = 1, ½, ¼, ..., that gains enough; else an EM step."""
     if goal is not None:
         slope = float((1.0 - score) @ (goal - beta))
         move = density @ (goal - beta)
@@ -139,59 +140,61 @@ def _search(
 
 
 class KLIEP(RatioEstimator):
-    r"""Kullback-Leibler importance estimation: a mixture of bumps by maximum likelihood.
+    r"""Ratio as a mixture of Gaussian kernels, fitted by the likelihood of target rows.
+
+    Kullback-Leibler importance estimation solves
 
     .. math:: \max_r\ E_{target} \log r(x) \quad\text{with}\quad E_{source}\, r(x) = 1, \qquad
-              r(x) = \beta_0 + \sum_l \beta_l \frac{k_l(x)}{E_{source} k_l}, \quad \beta \ge 0 .
+              r(x) = \beta_0 + \sum_l \beta_l \frac{k_l(x)}{E_{source} k_l}, \quad \beta \ge 0,
 
-    In this form the constraint is Σ β = 1 and the problem is the fit of mixture weights
-    (`kliep_mixture`). Centres come from the target; the constant β₀, "no shift here", keeps the
-    likelihood of held-out rows finite. A bump that covers less than ten source rows' worth of
-    mass (or 5 % of the source, if less) is left out: its height would rest on next to nothing.
-    The width is chosen by the
-    cross-validated likelihood of target rows. With several target laws r is the ratio of their
-    mean and `log_ratio` adds the log of their number.
+    with Gaussian kernels k_l. In this form the constraint is Σ β = 1, so β are mixture weights
+    (`kliep_mixture`). The centres are target rows. The constant β₀ keeps the likelihood of held-out
+    rows finite. A kernel is left out if the source mass under it is less than that of ten rows (or
+    than 5 % of the source, if that is smaller), because its height would depend on too few rows.
+    The width is chosen by the cross-validated likelihood of target rows. With several target
+    distributions, r is the ratio of their mean, and `log_ratio` adds the log of their number.
+
+    When it fails: a non-negative sum of kernels cannot follow a ratio that keeps rising away from
+    the centres. In many dimensions the estimate is therefore close to one everywhere. Use
+    `Classifier` if the log ratio is smooth over the whole space, and `ULSIF` for speed. The ratio
+    is at least 1e-3 everywhere.
 
     Parameters
     ----------
     n_centers : int
-        Most centres, drawn from the target rows.
+        Largest number of centres. They are drawn from the target rows.
     bandwidths : numbers or None
         Kernel widths σ to try, as multiples of the median distance between standardised rows and
-        centres.
+        centres. None tries a default list.
     folds : int
         Folds of target rows in the cross-validation.
     max_rows : int
-        Most target rows in the likelihood; more are drawn from. Memory is O(max_rows × n_centers);
-        source rows are streamed and all used.
-    tol, max_iter : float, int
-        Missing log-likelihood at which to stop, and most Newton steps.
+        Largest number of target rows in the likelihood; if there are more, a random part of them
+        is used. Memory is O(max_rows × n_centers). All source rows are used, block by block.
+    tol : float
+        Stop when the log-likelihood is at most this far below its maximum.
+    max_iter : int
+        Largest number of Newton steps.
     seed : int
         Seeds the draw of centres and rows, and the folds.
 
     Attributes
     ----------
     bandwidth_ : float
-        Width chosen, in standardised units.
+        The chosen width, in standardised units.
     cv_scores_ : ndarray (widths,)
         Held-out mean log ratio of the target; higher is better.
     centers_, coef_ : ndarray (b, d), (b,)
-        Centres kept and β_l / E_source k_l.
+        Centres of the b kernels in use, and β_l / E_source k_l.
     constant_ : float
         β₀.
     gap_ : float
-        What is missing to the highest likelihood, at most.
+        Upper bound on how far the log-likelihood is below its maximum.
 
     Warns
     -----
     NotConverged
         If `gap_` exceeds `tol`.
-
-    Notes
-    -----
-    A non-negative sum of bumps is flat where the truth rises, so in many dimensions it tends to
-    one; the ratio is floored at 1e-3. Take `Classifier` where the log ratio is smooth over the
-    whole space and `ULSIF` for speed.
 
     Examples
     --------
@@ -235,8 +238,8 @@ class KLIEP(RatioEstimator):
         (zs, ws), (zt, wt) = self._units.read(source), self._units.read(target)
         centres = zt[draw(wt, n_centers, rng)]
         if len(zt) > max_rows:
-            kept = np.sort(rng.permutation(len(zt))[:max_rows])
-            zt, wt = zt[kept], wt[kept] / wt[kept].sum()
+            index = np.sort(rng.permutation(len(zt))[:max_rows])
+            zt, wt = zt[index], wt[index] / wt[index].sum()
         widths = np.asarray(multiples) * median_distance(centres, zs, zt)
         cover = np.zeros((len(widths), len(centres)))
         for rows in kernel_blocks(len(zs), len(centres)):
@@ -248,21 +251,21 @@ class KLIEP(RatioEstimator):
         least = min(ROWS_PER_BUMP / len(zs), 0.05)
 
         def basis(k: int) -> tuple[Index, Float64Array]:
-            used = np.flatnonzero(cover[k] >= least)
-            density = np.ones((len(zt), len(used) + 1))
-            density[:, 1:] = gaussian(d2[:, used], widths[k]) / cover[k, used]
-            return used, density
+            bumps = np.flatnonzero(cover[k] >= least)
+            density = np.ones((len(zt), len(bumps) + 1))
+            density[:, 1:] = gaussian(d2[:, bumps], widths[k]) / cover[k, bumps]
+            return bumps, density
 
         fold = fold_of(len(zt), min(folds, len(zt)), seed=seed)
         scores = np.zeros(len(widths))
         for k in range(len(widths)) if len(widths) > 1 else ():
-            scores[k] = _held_out(basis(k)[1], wt, fold, max_iter)
+            scores[k] = _cross_validate(basis(k)[1], wt, fold, max_iter)
         best = int(np.argmax(scores))
-        used, density = basis(best)
+        bumps, density = basis(best)
         beta, self.gap_ = kliep_mixture(density, wt, tol=float(self.tol), max_iter=max_iter)
         if self.gap_ > self.tol:
             warnings.warn(
-                f"KLIEP must come within tol={self.tol:g} of the highest likelihood; got to "
+                f"KLIEP: the log-likelihood must be within tol={self.tol:g} of its maximum; got "
                 f"{self.gap_:.3g}; raise max_iter or tol",
                 NotConverged,
                 stacklevel=4,
@@ -270,8 +273,8 @@ class KLIEP(RatioEstimator):
         self.cv_scores_ = scores
         self.bandwidth_ = float(widths[best])
         self.constant_ = float(beta[0])
-        self.centers_ = centres[used]
-        self.coef_ = beta[1:] / cover[best, used]
+        self.centers_ = centres[bumps]
+        self.coef_ = beta[1:] / cover[best, bumps]
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
         z, out = self._units(x), np.full(len(x), self.constant_)
@@ -283,13 +286,13 @@ class KLIEP(RatioEstimator):
         return log
 
 
-def _held_out(
+def _cross_validate(
     density: Float64Array,
     weight: Float64Array,
     fold: Index,
     max_iter: int,
 ) -> float:
-    """Cross-validated mean of log r over the target; every fold starts from the full fit."""
+    """Return the cross-validated mean log ratio of the target; each fold starts from one fit."""
     start, _ = kliep_mixture(density, weight, tol=1e-3, max_iter=max_iter)
     total = 0.0
     for j in range(int(fold.max()) + 1):

@@ -1,4 +1,4 @@
-"""Kernel mean matching, `KMM`: weights of source rows that give them the target's kernel mean.
+"""Kernel mean matching, `KMM`: source weights that reproduce the kernel mean of the target.
 
 References
 ----------
@@ -38,9 +38,11 @@ SMOOTH_WIDTHS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
 def project(
     point: Float64Array, weight: Float64Array, bound: float, low: float, high: float
 ) -> Float64Array:
-    """Nearest β with 0 ≤ β ≤ bound and low ≤ Σ wβ ≤ high, distances weighted by w.
+    """Return the β nearest to `point` with 0 ≤ β ≤ bound and low ≤ Σ wβ ≤ high.
 
-    That is clip(point − ν, 0, bound) with ν = 0 if the sum fits, else the ν that makes it fit.
+    Distances are weighted by w, the row weights. The solution is β = clip(point − ν, 0, bound) for
+    a number ν. If Σ wβ is in the interval for ν = 0, ν is 0. Otherwise ν moves Σ wβ to the nearer
+    limit.
 
     Examples
     --------
@@ -81,17 +83,20 @@ def duality_gap(
     low: float,
     high: float,
 ) -> float:
-    """How far β is from the least value of a convex function, at most: max_d Σ w ∇ (β − d).
+    """Return an upper bound on f(β) − min f of a convex f: max_d Σ w ∇f (β − d).
 
-    The maximum over the feasible d fills the rows of lowest gradient up to the bound.
+    Here w are the row weights, and ∇f is `gradient`, the gradient of f divided by w. The maximum
+    is over 0 ≤ d ≤ `bound` with `low` ≤ Σ w d ≤ `high`. To find it, d is set to `bound` row by
+    row, in order of increasing gradient. While the gradient is negative, this goes on until
+    Σ w d reaches `high`; after that, only until Σ w d reaches `low`. All other d are 0.
     """
     order = np.argsort(gradient, kind="stable")
-    g, room = gradient[order], bound * weight[order]
-    filled = np.cumsum(room)
-    until_low = np.clip(low - (filled - room), 0.0, room)
-    until_high = np.clip(high - (filled - room), 0.0, room)
-    taken = np.where(g < 0.0, until_high, until_low)
-    return float((weight * beta) @ gradient - taken @ g)
+    g, capacity = gradient[order], bound * weight[order]
+    total = np.cumsum(capacity)
+    until_low = np.clip(low - (total - capacity), 0.0, capacity)
+    until_high = np.clip(high - (total - capacity), 0.0, capacity)
+    fill = np.where(g < 0.0, until_high, until_low)
+    return float((weight * beta) @ gradient - fill @ g)
 
 
 def kmm_weights(
@@ -104,33 +109,36 @@ def kmm_weights(
     tol: float = 1e-6,
     max_iter: int = 2000,
 ) -> tuple[Float64Array, float]:
-    r"""Weights of rows whose weighted feature mean is nearest to a given one.
+    r"""Return row weights whose weighted feature mean is nearest to a target mean.
 
     .. math:: \min_\beta\ \tfrac12 \Bigl\| \sum_i w_i \beta_i \phi_i - \mu \Bigr\|^2
               \quad\text{with}\quad 0 \le \beta_i \le B, \quad
               \Bigl| \sum_i w_i \beta_i - 1 \Bigr| \le \varepsilon,
 
-    by accelerated projected gradients with restarts, O(n b) a step, until the duality gap is
-    below `tol` ‖μ‖².
+    The method is accelerated projected gradient descent with restarts, O(n b) per step. It stops
+    when the duality gap is at most `tol` ‖μ‖².
 
     Parameters
     ----------
     features : ndarray (n, b)
         φ_i of each row.
     weight : ndarray (n,)
-        Masses w, summing to one.
+        Row weights w, which sum to one.
     mean : ndarray (b,)
         μ, the mean to match.
     bound, eps : float
         B ≥ 1 and ε ≥ 0.
-    tol, max_iter : float, int
-        Relative gap at which to stop, and most steps.
+    tol : float
+        Stop when the relative duality gap, which is the gap divided by ‖μ‖², is at most this value.
+    max_iter : int
+        Largest number of steps.
 
     Returns
     -------
     beta : ndarray (n,)
+        The row weights β.
     gap : float
-        Relative duality gap reached; not converged if above `tol`.
+        Relative duality gap; above `tol` if the iteration did not converge.
 
     Examples
     --------
@@ -150,9 +158,9 @@ def kmm_weights(
         new = project(ahead - rate * gradient, weight, bound, low, high)
         if float(weight @ ((ahead - new) * (new - beta))) > 0.0:  # uphill: drop the momentum
             momentum = 1.0
-        following = 0.5 * (1.0 + math.sqrt(1.0 + 4.0 * momentum**2))
-        ahead = new + ((momentum - 1.0) / following) * (new - beta)
-        beta, momentum = new, following
+        next_momentum = 0.5 * (1.0 + math.sqrt(1.0 + 4.0 * momentum**2))
+        ahead = new + ((momentum - 1.0) / next_momentum) * (new - beta)
+        beta, momentum = new, next_momentum
         if step % 10 == 9 or step == max_iter - 1:
             gradient = features @ ((weight * beta) @ features - mean)
             gap = duality_gap(beta, gradient, weight, bound, low, high) / scale
@@ -164,9 +172,11 @@ def kmm_weights(
 def smooth(
     x: Float64Array, rows: Float64Array, mass: Float64Array, values: Float64Array, width: float
 ) -> Float64Array:
-    r"""Kernel mean :math:`\sum_i m_i k(x, x_i) v_i / \sum_i m_i k(x, x_i)` at each x, shape (n,).
+    r"""Return :math:`\sum_i m_i k(x, x_i) v_i / \sum_i m_i k(x, x_i)` at each x, shape (n,).
 
-    The nearest row is factored out, so far from all rows it is the nearest one's value, not 0/0.
+    Here x_i are the `rows`, m_i their `mass`, v_i their `values`, and k is the Gaussian kernel.
+    Numerator and denominator are both divided by the kernel value of the nearest row. Far from all
+    rows the result is therefore the value of the nearest row, not 0/0.
     """
     out = np.empty(len(x))
     for block in kernel_blocks(len(x), len(rows)):
@@ -178,65 +188,67 @@ def smooth(
 
 
 class KMM(RatioEstimator):
-    r"""Kernel mean matching.
+    r"""Ratio by kernel mean matching: weighted source rows get the kernel mean of the target.
 
-    Finds weights of the source rows under which their kernel mean is the target's,
+    The weights β of source rows solve
 
     .. math:: \min_\beta\ \Bigl\| \sum_i w_i \beta_i \phi(x_i) - E_{target} \phi \Bigr\|^2
               \quad\text{with}\quad 0 \le \beta_i \le B, \quad
               \Bigl| \sum_i w_i \beta_i - 1 \Bigr| \le \varepsilon
 
-    (w_i is the weight of a row, 1/n unless it comes several times). φ are Nyström features of the
-    Gaussian kernel, :math:`\phi(x)^T \phi(x') = k(x, C) K_{CC}^{-1} k(C, x')`, with landmarks C
-    drawn from source and target alike: exact when there are no more rows than landmarks, O(n b)
-    memory always, never n × n.
+    Here w_i is the weight of a row: 1/n, or more for duplicates. φ are Nyström features of the
+    Gaussian kernel, :math:`\phi(x)^T \phi(x') = k(x, C) K_{CC}^{-1} k(C, x')`, with b landmarks C
+    drawn from source and target and K_CC their kernel matrix. The features are exact if there are
+    at most b rows. Memory is O(n b), never n × n.
 
-    The quadratic programme gives a ratio at source rows only, and a spiky one. Everywhere, source
-    rows included, the ratio is their kernel mean (Nadaraya-Watson),
+    The solution β is defined at source rows only, and it varies strongly from row to row. The
+    ratio at any x, also at source rows, is a kernel mean of β (Nadaraya-Watson),
 
     .. math:: r(x) = \frac{\sum_i w_i \beta_i\,k_s(x, x_i)}{\sum_i w_i\,k_s(x, x_i)},
 
-    divided by its mean over the source, so that the scale never depends on n. Both widths, of the
-    matching kernel and of the smoother, are those with the lowest least-squares loss
-    ½ E_source r² − E_target r on a held-out third of both samples; then all rows are fitted.
+    divided by its mean over the source, so that its scale does not depend on n. The widths of the
+    kernel k and of the smoother k_s are chosen on a held-out third of the rows, by the
+    least-squares loss ½ E_source r² − E_target r. The final fit uses all rows.
+
+    When it fails: in many dimensions no row is near another, and the smoother makes the ratio
+    too flat. Use `Classifier` then. Prediction costs O(max_rows) per row. The ratio is at least
+    1e-3 everywhere.
 
     Parameters
     ----------
     n_centers : int
-        Most landmarks.
+        Largest number of landmarks, b.
     bound : float
-        B ≥ 1, the largest weight. A large one lets a few source rows in the target's tail carry
-        everything; raise it where the truth is known to be larger.
+        B ≥ 1, the largest weight. With a large bound, a few source rows in the target's tail can
+        get nearly all the weight. Raise it if the true ratio is known to be larger.
     eps : float or None
-        ε; None takes 1/√n, the size of the sampling error, with n distinct source rows.
+        ε. None is 1/√n for n distinct source rows, the size of the sampling error.
     bandwidths, smoothing : numbers or None
-        Widths of the matching kernel and of the smoother to try, as multiples of the median
-        distance between standardised rows and landmarks.
+        Widths of k and of k_s to try, as multiples of the median distance between standardised
+        rows and landmarks. None tries a default list.
     max_rows : int
-        Most source rows in the programme; more are drawn from. Target rows are streamed, all used.
-    tol, max_iter : float, int
-        Relative duality gap at which to stop, and most steps.
+        Largest number of source rows in the optimisation; if there are more, a random part of them
+        is used. All target rows are used, block by block.
+    tol : float
+        Stop when the relative duality gap (see `kmm_weights`) is at most this value.
+    max_iter : int
+        Largest number of steps of the optimisation.
     seed : int
         Seeds the draws of landmarks, rows and held-out rows.
 
     Attributes
     ----------
     bandwidth_, smoothing_ : float
-        Widths chosen, in standardised units.
+        The chosen widths of k and of k_s, in standardised units.
     rows_, mass_, beta_ : ndarray (n, d), (n,), (n,)
-        Source rows of the programme, their weights w and the solution β.
+        Source rows of the optimisation, their weights w and the solution β.
     gap_ : float
-        Relative duality gap.
+        Relative duality gap of β.
 
     Warns
     -----
     NotConverged
         If `gap_` exceeds `tol`.
-
-    Notes
-    -----
-    Prediction costs O(max_rows) a row. The smoother flattens the ratio in many dimensions, where
-    no row is near another: take `Classifier` there. The ratio is floored at 1e-3.
 
     Examples
     --------
@@ -278,10 +290,10 @@ class KMM(RatioEstimator):
         smoothing = np.asarray(grid(self.smoothing, "smoothing", SMOOTH_WIDTHS))
         if not 1.0 <= self.bound < math.inf:
             raise InputError(
-                f"bound must be at least 1, for ratios have mean one; got {self.bound!r}"
+                f"bound must be finite and at least 1, as a ratio has mean 1; got {self.bound!r}"
             )
         if self.eps is not None and not 0.0 <= self.eps < math.inf:
-            raise InputError(f"eps must be at least 0 or None for 1/√n; got {self.eps!r}")
+            raise InputError(f"eps must be at least 0, or None for 1/√n; got {self.eps!r}")
         if not self.tol > 0.0:
             raise InputError(f"tol must be above 0; got {self.tol!r}")
         rng = np.random.default_rng(count(self.seed, "seed", least=0))
@@ -291,14 +303,14 @@ class KMM(RatioEstimator):
         centres = np.concatenate([zs[draw(ws, n_centers - half, rng)], zt[draw(wt, half, rng)]])
         centres = np.unique(centres, axis=0)
         if len(zs) > max_rows:
-            kept = np.sort(rng.permutation(len(zs))[:max_rows])
-            zs, ws = zs[kept], ws[kept] / ws[kept].sum()
+            index = np.sort(rng.permutation(len(zs))[:max_rows])
+            zs, ws = zs[index], ws[index] / ws[index].sum()
         unit = median_distance(centres, zs, zt)
         widths, smoothing = widths * unit, smoothing * unit
 
         best = (0, 0)
         if len(widths) * len(smoothing) > 1 and min(len(zs), len(zt)) >= 6:
-            scores = self._held_out(zs, ws, zt, wt, centres, widths, smoothing, rng)
+            scores = self._score_widths(zs, ws, zt, wt, centres, widths, smoothing, rng)
             row, column = divmod(int(np.argmin(scores)), len(smoothing))
             best = (row, column)
         self.bandwidth_ = float(widths[best[0]])
@@ -306,8 +318,8 @@ class KMM(RatioEstimator):
         beta, self.gap_ = self._match(zs, ws, zt, wt, centres, self.bandwidth_, self.tol)
         if self.gap_ > self.tol:
             warnings.warn(
-                f"KMM must come within a relative gap of tol={self.tol:g}; got to {self.gap_:.3g}; "
-                "raise max_iter or tol",
+                f"KMM: the relative duality gap must be at most tol={self.tol:g}; got "
+                f"{self.gap_:.3g}; raise max_iter or tol",
                 NotConverged,
                 stacklevel=4,
             )
@@ -330,7 +342,7 @@ class KMM(RatioEstimator):
             features, ws, mean, bound=float(self.bound), eps=eps, tol=tol, max_iter=self.max_iter
         )
 
-    def _held_out(
+    def _score_widths(
         self,
         zs: Float64Array,
         ws: Float64Array,
@@ -341,7 +353,7 @@ class KMM(RatioEstimator):
         smoothing: Float64Array,
         rng: np.random.Generator,
     ) -> Float64Array:
-        """Least-squares loss of each pair of widths on a third of the rows."""
+        """Return the least-squares loss of each pair of widths on a held-out third of the rows."""
         s, t = (rng.permutation(len(z)) % 3 == 0 for z in (zs, zt))
         us, ut = ws[~s] / ws[~s].sum(), wt[~t] / wt[~t].sum()
         hs, ht = ws[s] / ws[s].sum(), wt[t] / wt[t].sum()
@@ -362,7 +374,7 @@ class KMM(RatioEstimator):
 def nystroem(
     zs: Float64Array, zt: Float64Array, wt: Float64Array, centres: Float64Array, width: float
 ) -> tuple[Float64Array, Float64Array]:
-    """Features (n, b) of the source rows and their mean (b,) over the target."""
+    """Return Nyström features (n, b) of the source rows and their mean (b,) over the target."""
     b = len(centres)
     gram = gaussian(squared_distances(centres, centres), width)
     root = np.linalg.cholesky(gram + 1e-8 * np.eye(b))

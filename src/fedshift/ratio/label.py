@@ -1,27 +1,30 @@
-r"""Label shift: ratios when only the label law moved, `MLLS`, `BBSE` and `RLLS`.
+r"""Label shift: ratios if only the label distribution differs; `MLLS`, `BBSE` and `RLLS`.
 
-If p(x | y) is the same in source and target, then p_target(x, y) / p_source(x, y) depends on the
-label alone,
+If p(x | y) is the same in source and target, the ratio p_target(x, y) / p_source(x, y) depends on
+the label alone:
 
 .. math:: w(y) = \frac{p_{target}(y)}{p_{source}(y)}, \qquad
           \frac{p_{target}(x)}{p_{source}(x)} = \sum_y w(y)\,p_{source}(y \mid x).
 
-Training weights need w(y), because source rows have labels (`label_log_ratio`); comparing with
-estimators that know no labels needs the second form (`log_ratio`). With known label counts w is
-exact (`fedshift.ratio.exact_labels`). Without target labels it comes from a classifier's
-predictions, by the functions of `fedshift.core.label`:
+Training rows have labels, so their weights use w(y): see `label_log_ratio`. The second formula
+needs no labels: see `log_ratio`, which can be compared with other estimators. If the label
+distributions are known, w is exact (`fedshift.ratio.known_label_shift`). If the target has no
+labels, w is estimated from a classifier's predictions by the functions of `fedshift.core.label`.
+MLLS stands for maximum-likelihood label shift, BBSE for black-box shift estimation, RLLS for
+regularised learning under label shift, and EM for expectation-maximisation:
 
 =======  =====================================================  ==================================
-class    solves                                                 take it
+class    solves                                                 use it
 =======  =====================================================  ==================================
-`MLLS`   the likelihood of the target prior, by EM, on          first: hard to beat
-         calibrated probabilities
-`BBSE`   confusion matrix · w = predicted target shares         if probabilities cannot be trusted
-`RLLS`   the same, with w drawn towards one                     if target rows are few
+`MLLS`   maximum likelihood of the target's label               first; it is usually the most
+         distribution, by EM, on calibrated probabilities       accurate
+`BBSE`   confusion matrix · w = predicted target shares         if probabilities are not reliable
+`RLLS`   as `BBSE`, with w shrunk towards one                   if target rows are few
 =======  =====================================================  ==================================
 
-All fail when p(x | y) moved too (new kinds of cats, not more cats): their weights are then
-plausible and wrong. Compare `score` with an estimator that makes no such assumption.
+All three estimators fail if p(x | y) differs too, for example if the target has other breeds of
+cats and not only more cats. The weights then look plausible and are wrong. Compare `score` with an
+estimator that does not assume label shift.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ from fedshift.core.params import one_of
 from fedshift.core.samples import (
     Float64Array,
     FloatArray,
-    Laws,
     Rows,
+    RowSets,
     Sample,
     as_rows,
     fold_of,
@@ -69,23 +72,27 @@ from fedshift.ratio.base import RatioEstimator
 
 
 class LabelShift(RatioEstimator):
-    """Base of the label-shift estimators: a cross-fitted classifier, then class ratios.
+    """Base class of the label-shift estimators: a cross-fitted classifier, then class ratios.
 
-    A subclass writes `_prior`: the label law of one target law. Fold models never judge rows they
-    were fitted on; target rows are judged by every fold model, so that predictions of source and
-    target have the same quality.
+    A subclass defines `_prior`, which returns the label distribution of one target distribution.
+    The model of each fold predicts only source rows it was not fitted on. Target rows get the
+    mean of the predictions of all fold models. So no row is predicted by a model that was fitted on
+    it, and the predictions are equally good for source and target.
 
     Parameters
     ----------
     classifier : scikit-learn classifier with ``predict_proba``, optional
-        Learns p_source(y | x); by default multinomial logistic regression on scaled columns.
+        Learns p_source(y | x). Default: multinomial logistic regression on scaled columns.
     n_folds : int
+        Folds of the source rows, at least 2.
     calibration : {"bcts", "matrix", None}
-        Of out-of-fold probabilities: bias-corrected temperature scaling, besides a matrix for
-        classes that are taken for each other (`fedshift.core.scaling.matrix_scaling`), or none.
+        Calibration of the out-of-fold probabilities. "bcts" is bias-corrected temperature scaling.
+        "matrix" adds a matrix for classes that are confused with each other
+        (`fedshift.core.scaling.matrix_scaling`). None is no calibration.
     classes : sequence, optional
-        Classes that must occur in the source; an error names those that do not.
+        Classes that must occur in the source. If one does not, `fit` raises an error that names it.
     seed : int
+        Seeds the folds.
     """
 
     classifier: Any
@@ -95,30 +102,33 @@ class LabelShift(RatioEstimator):
     seed: int
 
     def fit(  # type: ignore[override]
-        self, *, source: Rows, source_labels: npt.ArrayLike, target: Laws
+        self, *, source: Rows, source_labels: npt.ArrayLike, target: RowSets
     ) -> Self:
-        """Learn class ratios.
+        """Fit the ratio of each class.
 
         Parameters
         ----------
         source : rows (n, ...)
+            Training rows.
         source_labels : array (n,)
-            Their labels, numbers or text.
+            Labels of the source rows, numbers or text.
         target : rows (m, ...) or mapping of name to rows
-            Unlabelled. Each law's prior is estimated on its own; ratios are summed.
+            Unlabelled rows. For several distributions, the label distribution of each is
+            estimated separately, and the ratios are summed.
 
         Returns
         -------
         self
-            With `classes_`, `source_prior_` (k,), `target_prior_` (k,) (mean over laws),
-            `target_priors_` (by law), `class_log_ratio_` (k,), `calibration_`.
+            It has these attributes for the k classes: `classes_`; `source_prior_` (k,);
+            `target_priors_`, a mapping of name to (k,); `target_prior_` (k,), the mean of
+            `target_priors_`; `class_log_ratio_` (k,); `calibration_`.
         """
         self._check()
-        s, pooled, n_laws, shape = read_pair(source, target)
+        s, pooled, n_targets, shape = read_pair(source, target)
         codes = self._read_labels(source_labels, len(s.inverse))
-        self.n_laws_, self.row_shape_ = n_laws, shape
+        self.n_targets_, self.row_shape_ = n_targets, shape
         k = len(self.classes_)
-        # distinct pairs of row and label, each as often as it occurs
+        # distinct pairs of row and label, with their counts
         pair, count = np.unique(s.inverse * k + codes, return_counts=True)
         row, label = pair // k, pair % k
         count = count // np.gcd.reduce(count)
@@ -132,44 +142,46 @@ class LabelShift(RatioEstimator):
         ]
         raw = np.empty((len(s), k))
         for j, model in enumerate(self.models_):
-            raw[fold == j] = _aligned(model, x[fold == j], k)
+            raw[fold == j] = _class_probabilities(model, x[fold == j], k)
         held_out = raw[row]
         self.calibration_ = (
             None
             if self.calibration is None
             else CALIBRATIONS[self.calibration](held_out, label, weight=weight)
         )
-        named = target if isinstance(target, Mapping) else {"target": target}
+        targets = target if isinstance(target, Mapping) else {"target": target}
         self.target_priors_ = {}
-        for name, rows in named.items():
-            law = Sample.of(as_rows(rows, name="target"))
-            judged = np.concatenate([_aligned(m, law.flat, k) for m in self.models_])
-            law_weight = np.tile(law.weight, len(self.models_)) / len(self.models_)
-            self.target_priors_[name] = self._prior(held_out, label, weight, judged, law_weight)
+        for name, rows in targets.items():
+            distribution = Sample.of(as_rows(rows, name="target"))
+            proba = np.concatenate(
+                [_class_probabilities(m, distribution.flat, k) for m in self.models_]
+            )
+            class_weight = np.tile(distribution.weight, len(self.models_)) / len(self.models_)
+            self.target_priors_[name] = self._prior(held_out, label, weight, proba, class_weight)
         self.target_prior_ = np.mean(list(self.target_priors_.values()), axis=0)
-        self.class_log_ratio_ = log_class_ratio(self.target_prior_, self.source_prior_, n_laws)
+        self.class_log_ratio_ = log_class_ratio(self.target_prior_, self.source_prior_, n_targets)
         self._check_direction(s, pooled)
         return self
 
     def label_log_ratio(self, y: npt.ArrayLike) -> Float64Array:
-        """Log w(y) of each label, shape (n,): what training weights of labelled rows use."""
+        """Return log w(y) of each label, shape (n,): the log ratio of labelled training rows."""
         check_is_fitted(self, "class_log_ratio_")
         return look_up(self.classes_, self.class_log_ratio_, y)
 
     def predict_source_proba(self, X: Rows) -> Float64Array:
-        """p_source(y | x), calibrated, mean over the fold models, shape (n, k)."""
+        """Return the mean over the fold models of the calibrated p_source(y | x), shape (n, k)."""
         check_is_fitted(self, "class_log_ratio_")
         return self._posterior(as_rows(X, name="X"))
 
     def _posterior(self, x: FloatArray) -> Float64Array:
         flat = x.reshape(len(x), -1)
-        parts = [_aligned(m, flat, len(self.classes_)) for m in self.models_]
+        parts = [_class_probabilities(m, flat, len(self.classes_)) for m in self.models_]
         if self.calibration_ is not None:
             parts = [self.calibration_(p) for p in parts]
         return np.asarray(np.mean(parts, axis=0))
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
-        log_w = self.class_log_ratio_ - np.log(self.n_laws_)  # the base adds log K back
+        log_w = self.class_log_ratio_ - np.log(self.n_targets_)  # the base adds log K back
         log_p = np.log(np.maximum(self._posterior(x), FLOOR))
         return np.asarray(logsumexp(log_p + log_w, axis=1), dtype=np.float64)
 
@@ -189,53 +201,53 @@ class LabelShift(RatioEstimator):
         if not (isinstance(self.n_folds, int | np.integer) and self.n_folds >= 2):
             raise InputError(
                 f"{type(self).__name__}: n_folds must be an integer of at least 2; got "
-                f"{self.n_folds!r}; 5 is usual"
+                f"{self.n_folds!r}; leave it out to use the default, 5"
             )
 
     def _read_labels(self, labels: npt.ArrayLike, n: int) -> IntArray:
         y = read_labels(labels, "source_labels")
         if len(y) != n:
             raise InputError(
-                f"source_labels must have one label a source row, {n}; got {len(y)}; "
+                f"source_labels must have one label per source row, {n}; got {len(y)}; "
                 "pass the labels of the same rows"
             )
         self.classes_, codes = np.unique(y, return_inverse=True)
         if self.classes is not None:
-            gone = sorted(set(self.classes) - set(self.classes_.tolist()), key=sort_key)
-            if gone:
+            missing = sorted(set(self.classes) - set(self.classes_.tolist()), key=sort_key)
+            if missing:
                 raise InputError(
-                    f"source must hold rows of every class; got none of {listed(gone)}; their "
-                    "target share cannot be estimated; collect rows or leave them out of classes"
+                    f"source must have rows of every class in `classes`; got none of "
+                    f"{listed(missing)}; collect such rows, or leave these out of `classes`"
                 )
         if len(self.classes_) < 2:
             raise InputError(
-                f"source_labels must hold at least two classes; got {self.classes_.tolist()} only; "
-                "with one class there is no label shift"
+                f"source_labels must have at least two classes; got {self.classes_.tolist()}; "
+                "collect rows of another class"
             )
         count = np.bincount(codes)
         rare = [c for c, m in zip(self.classes_.tolist(), count, strict=True) if m < 2]
         if rare:
             raise InputError(
-                "every class needs at least 2 source rows, one to learn from and one to check on; "
-                f"got 1 of {listed(rare)}; collect more or merge classes"
+                "every class needs at least 2 source rows, one to fit and one to hold out; "
+                f"got 1 of {listed(rare)}; collect more rows or merge classes"
             )
         return codes.reshape(-1)
 
     def _folds(self, row: IntArray, label: IntArray, n: int) -> IntArray:
-        """Fold of each distinct row, balanced within classes; twins stay together."""
+        """Return the fold of each distinct row, balanced within classes."""
         first = np.empty(n, dtype=np.intp)
         first[row[::-1]] = label[::-1]
         fold = np.empty(n, dtype=np.intp)
         for c in range(int(label.max()) + 1):
-            mine = np.flatnonzero(first == c)
-            fold[mine] = fold_of(len(mine), self.n_folds, seed=self.seed)
+            members = np.flatnonzero(first == c)
+            fold[members] = fold_of(len(members), self.n_folds, seed=self.seed)
         return np.unique(fold, return_inverse=True)[1].reshape(-1)
 
     def _train(self, x: FloatArray, label: IntArray, count: IntArray) -> Any:
         if len(np.unique(label)) < 2:
             raise InputError(
-                "every fold must leave two classes to learn from; got one; lower n_folds or "
-                "collect more rows of the rare classes"
+                "the rows outside a fold must have at least two classes; got one; lower n_folds "
+                "or collect more rows of the rare classes"
             )
         model = (
             make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
@@ -246,18 +258,54 @@ class LabelShift(RatioEstimator):
 
 
 class MLLS(LabelShift):
-    """Maximum likelihood label shift: EM on calibrated probabilities.
+    """Maximum likelihood label shift: ratios of classes, if only the label distribution differs.
 
-    Maximises Σ_i log Σ_y q(y) p_source(y | x_i) / p_source(y) over target label laws q (`mlls`).
-    When it fails: an over-confident classifier without calibration; p(x | y) that moved.
-    Take `BBSE` where only hard predictions can be trusted.
+    The target has no labels, so its label distribution q is estimated from a classifier's
+    calibrated probabilities. EM maximises
+
+        Σ_i log Σ_y q(y) p_source(y | x_i) / p_source(y)
+
+    over q, the sum running over target rows (`fedshift.core.label.mlls`).
+
+    When it fails: if the classifier is over-confident and not calibrated, or if p(x | y) differs
+    between source and target. Use `BBSE` if only hard predictions are reliable.
 
     Parameters
     ----------
-    classifier, n_folds, calibration, classes, seed
-        See `LabelShift`.
-    max_iter, tol
-        Of EM; a `NotConverged` warning tells when they did not suffice.
+    classifier : scikit-learn classifier with ``predict_proba``, optional
+        Learns p_source(y | x). Default: multinomial logistic regression on scaled columns.
+    n_folds : int
+        Folds of the source rows, at least 2.
+    calibration : {"bcts", "matrix", None}
+        Calibration of the out-of-fold probabilities. "bcts" is bias-corrected temperature scaling.
+        "matrix" adds a matrix for classes that are confused with each other. None is no
+        calibration.
+    classes : sequence, optional
+        Classes that must occur in the source. If one does not, `fit` raises an error that names it.
+    max_iter : int
+        Largest number of steps of EM (expectation-maximisation).
+    tol : float
+        EM stops when no class share changes by more than this value in a step.
+    seed : int
+        Seeds the folds.
+
+    Attributes
+    ----------
+    classes_ : ndarray (k,)
+    source_prior_, target_prior_ : ndarray (k,)
+        Label distributions of the source, and of the target (with several target
+        distributions, of their mean).
+    target_priors_ : dict of name to ndarray (k,)
+        Label distribution of each target distribution.
+    class_log_ratio_ : ndarray (k,)
+        Log ratio of each class.
+    calibration_ : callable or None
+        The fitted calibration.
+
+    Warns
+    -----
+    NotConverged
+        If EM does not reach `tol` within `max_iter` steps.
 
     Examples
     --------
@@ -303,8 +351,8 @@ class MLLS(LabelShift):
         )
         if not result.converged:
             warnings.warn(
-                f"MLLS: EM must move shares by less than {self.tol:g} to stop; it did not within "
-                f"{self.max_iter} steps; raise max_iter or tol",
+                f"MLLS: EM must reach changes in shares below {self.tol:g}; got a larger change "
+                f"after {self.max_iter} steps; raise max_iter or tol",
                 NotConverged,
                 stacklevel=3,
             )
@@ -312,18 +360,37 @@ class MLLS(LabelShift):
 
 
 class BBSE(LabelShift):
-    """Black-box shift estimation: solves confusion · w = predicted target shares.
+    """Black-box shift estimation: ratios of classes from a classifier's confusion matrix.
 
-    C[i, j] = P_source(predicted i, label j) from out-of-fold predictions (`bbse`); negative
-    ratios become zero. When it fails: a classifier that confuses classes makes C nearly
-    singular and w wild; take `RLLS` or `MLLS`.
+    The target has no labels. A classifier makes the same mistakes on source and target rows of a
+    class, so the class ratios w solve C w = μ. Here C[i, j] = P_source(predicted i, label j), from
+    out-of-fold predictions, and μ[i] is the share of target rows predicted as class i
+    (`fedshift.core.label.bbse`). Negative ratios are set to zero.
+
+    When it fails: if the classifier confuses classes, C is nearly singular and the ratios have a
+    large error. Use `RLLS` or `MLLS` then. All three estimators fail if p(x | y) differs.
 
     Parameters
     ----------
     classifier, n_folds, calibration, classes, seed
-        See `LabelShift`.
+        As in `MLLS`.
     soft : bool
-        Mean probabilities instead of counts of the likeliest class.
+        Whether C and μ use mean probabilities instead of counts of the likeliest class.
+
+    Attributes
+    ----------
+    classes_, source_prior_, target_prior_, target_priors_, class_log_ratio_, calibration_
+        As in `MLLS`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> y, y_new = rng.random(2000) < 0.5, rng.random(2000) < 0.9
+    >>> x, x_new = (rng.normal(size=(2000, 1)) + 2 * labels[:, None] for labels in (y, y_new))
+    >>> shift = BBSE().fit(source=x, source_labels=y, target=x_new)
+    >>> bool(abs(shift.target_prior_[1] - 0.9) < 0.05)
+    True
     """
 
     def __init__(
@@ -369,22 +436,29 @@ class BBSE(LabelShift):
 
 
 class RLLS(BBSE):
-    """Regularised learning under label shift: BBSE with ratios drawn towards one.
+    """Regularised learning under label shift: `BBSE` with class ratios shrunk towards one.
 
-    Minimises |C θ − (μ − C 1)| + Δ |θ| over θ = w − 1 ≥ −1 (`rlls`): less variance than
-    `BBSE` where target rows are few or classes are confused, at the price of a bias towards no
-    shift. Take `MLLS` where the probabilities are good.
+    With few target rows, or with classes that are confused, the ratios of `BBSE` have a large
+    variance. RLLS minimises ‖C θ − (μ − C 1)‖ + Δ ‖θ‖ over θ = w − 1 ≥ −1, with the class ratios
+    w, and with C and μ as in `BBSE` (`fedshift.core.label.rlls`). The variance is smaller, but the
+    ratios are biased towards no shift. Use `MLLS` if the classifier's probabilities are good. All
+    three estimators fail if p(x | y) differs.
 
     Parameters
     ----------
     classifier, n_folds, calibration, classes, seed
-        See `LabelShift`.
+        As in `MLLS`.
     penalty : float, optional
-        Δ; by default 0.2 (n^(-1/2) + m^(-1/2)) for n source and m target rows.
+        Δ. Default: 0.2 (n^(-1/2) + m^(-1/2)) for n source and m target rows.
     trust : float
-        γ in [0, 1]: w = 1 + γ θ.
+        γ in [0, 1]: the ratios are w = 1 + γ θ.
     soft : bool
-        Mean probabilities instead of counts of the likeliest class.
+        Whether C and μ use mean probabilities instead of counts of the likeliest class.
+
+    Attributes
+    ----------
+    classes_, source_prior_, target_prior_, target_priors_, class_log_ratio_, calibration_
+        As in `MLLS`.
     """
 
     def __init__(
@@ -427,11 +501,8 @@ class RLLS(BBSE):
         return normalised(w * self.source_prior_)
 
 
-def _aligned(model: Any, x: FloatArray, k: int) -> Float64Array:
-    """Probabilities with a column for each of k classes, also those a fold did not hold."""
+def _class_probabilities(model: Any, x: FloatArray, k: int) -> Float64Array:
+    """Return probabilities (n, k); the columns of classes that the model does not know are 0."""
     out = np.zeros((len(x), k))
     out[:, np.asarray(model.classes_, dtype=np.intp)] = model.predict_proba(x)
     return out
-
-
-__all__ = ["BBSE", "MLLS", "RLLS", "LabelShift"]

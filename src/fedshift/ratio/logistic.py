@@ -1,4 +1,4 @@
-"""Ridge logistic regression of target against source: the ratio's linear models."""
+"""Ratios by penalised logistic regression of target against source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedshift.core.calibrate import Evidence
+from fedshift.core.calibrate import RatioEvidence
 from fedshift.core.features import FeatureMap, FeatureName, feature_map
 from fedshift.core.logistic import Block, Blocks, ridge_path, sparse_path
 from fedshift.core.params import positive, whole
@@ -20,48 +20,67 @@ from fedshift.ratio.crossfit import out_of_fold
 RIDGES = tuple(float(r) for r in 10.0 ** np.array([1, 0.5, 0, -0.5, -1, -1.5, -2, -3, -4, -6]))
 KERNEL_RIDGES = tuple(float(r) for r in 10.0 ** np.array([-1, -1.5, -2, -2.5, -3, -3.5, -4]))
 SPARSE_RIDGES = tuple(float(r) for r in 10.0 ** np.array([-1.5, -2, -2.5, -3, -3.5]))
-#: numbers a cached feature matrix may hold; above it features are made anew block by block
+#: most numbers in a cached feature matrix; a larger one is computed anew block by block
 CACHE = 30_000_000
-#: a path is solved to within a hundredth of a nat over thousands of rows; its end to far less
+#: tolerance along a path, a hundredth of a nat over thousands of rows; a final fit uses 1e-8
 PATH_TOL = 1e-6
-#: rows a law the ridge is chosen on
+#: most rows of source, and of target, for the choice of the ridge
 TUNE_ROWS = 20_000
 
 
 class Logistic(RatioEstimator):
-    r"""log r(x) = β₀ + φ(x)ᵀβ, by penalised logistic regression of target against source.
+    r"""Ratio by penalised logistic regression of target against source.
 
-    Minimises Σ_source softplus(η)/N + Σ_target softplus(−η)/N + λ/2 ‖β‖² with
-    η = log r + log(n_target/n_source), N the number of rows. Newton's method over blocks of
-    rows: memory does not grow with n, exchanging source and target negates the log ratio.
+    The log ratio is linear in features φ(x), and minimises the log loss plus a penalty:
 
-    Well specified for Gaussians of equal covariance (``"linear"``), of any covariance
-    (``"quadratic"``), for independent Gaussian columns (``"squares"``, ``sparse=True`` where few
-    columns shift), and for smooth ratios of any shape in moderate dimension (``"kernel"``).
-    Extrapolates without bound on heavy tails, ``"kernel"`` apart: take `Auto` if unsure.
+    .. math:: \log r(x) = \beta_0 + \phi(x)^T \beta, \qquad
+              \min_\beta\ \frac1N \Bigl(\sum_{source} \log(1 + e^{\eta})
+              + \sum_{target} \log(1 + e^{-\eta})\Bigr) + \frac\lambda2 \|\beta\|^2,
+
+    with η = log r + log(n_target / n_source) and N the number of rows. Newton's method works over
+    blocks of rows, so memory does not grow with N. Exchanging source and target changes
+    only the sign of the log ratio.
+
+    The features to choose:
+
+    - ``"linear"`` is exact for Gaussians with equal covariance.
+    - ``"squares"`` is exact for independent Gaussian columns. Add ``sparse=True`` if only a few
+      columns shift.
+    - ``"quadratic"`` is exact for Gaussians with any covariances.
+    - ``"kernel"`` fits smooth ratios of any shape in moderate dimension.
+
+    When it fails: on heavy tails the log ratio extrapolates without bound, except with
+    ``"kernel"``. Use `Auto` if unsure.
 
     Parameters
     ----------
     features : {"linear", "squares", "quadratic", "kernel"}
+        The feature map φ.
     ridge : float or "cv"
-        λ, or the one of a path with the lowest out-of-fold log loss.
+        λ, the factor of the penalty. With "cv" it is chosen from a fixed list by the out-of-fold
+        log loss.
     sparse : bool
-        Penalise the number of coefficients instead of their size (adaptive ridge).
+        Whether to penalise the number of coefficients instead of their size (adaptive ridge).
     width : float
-        Kernel width as a share of the median distance.
+        Kernel width as a multiple of the median distance.
     n_centers : int
-        Kernel centres.
+        Number of kernel centres.
     shared_scale : bool
-        One scale for all columns, as for pixels.
+        Whether all columns share one scale, as pixels do.
     folds, seed : int
-        For ``ridge="cv"``.
+        Number of folds for ``ridge="cv"``, at least 2, and the seed of these folds.
 
     Attributes
     ----------
     ridge_ : float
-        λ used.
+        The λ of the fit.
     coef_ : ndarray (1 + p,)
-        Intercept first, on standardised features.
+        Intercept, then the coefficients of the p standardised features.
+
+    Warns
+    -----
+    NotConverged
+        If Newton's method stops early, usually because source and target are separable.
 
     Examples
     --------
@@ -106,13 +125,13 @@ class Logistic(RatioEstimator):
             return SPARSE_RIDGES
         if self.features == "kernel":
             return KERNEL_RIDGES
-        # so many products need no weak ridge
+        # with this many products a weak ridge is not needed
         return RIDGES[:7] if self.features == "quadratic" else RIDGES
 
     def _fit(self, source: Sample, target: Sample) -> None:
         ridges = self._ridges()
         if len(ridges) > 1:
-            ridges = self._chosen(source, target, ridges)
+            ridges = self._choose_ridges(source, target, ridges)
         self._map, coefficients = self._solve(source, target, ridges)
         self.ridge_, self.coef_ = ridges[-1], coefficients[-1]
 
@@ -128,17 +147,17 @@ class Logistic(RatioEstimator):
 
         return log_ratios
 
-    def _chosen(
+    def _choose_ridges(
         self, source: Sample, target: Sample, ridges: tuple[float, ...]
     ) -> tuple[float, ...]:
-        """The path down to the best λ; chosen on a part of large data and scaled by 1/n."""
+        """Return the ridges down to the best; of many rows, a part chooses it, scaled by 1/n."""
         s, t = source.some(TUNE_ROWS), target.some(TUNE_ROWS)
         folds = min(self.folds, len(s), len(t))
         if folds < 2:
             return ridges[:1]
-        held = out_of_fold(self, s, t, folds=folds, seed=self.seed)
-        evidence = Evidence.of(s.weight, t.weight)
-        losses = [evidence.loss(*held.column(j)) for j in range(len(ridges))]
+        out = out_of_fold(self, s, t, folds=folds, seed=self.seed)
+        evidence = RatioEvidence.of(s.weight, t.weight)
+        losses = [evidence.loss(*out.column(j)) for j in range(len(ridges))]
         best = int(np.argmin(losses))
         shrink = (len(s) + len(t)) / (len(source) + len(target))
         return tuple(
@@ -161,16 +180,15 @@ class Logistic(RatioEstimator):
         offset = math.log(len(target) / len(source))
         size = max(256, min(BLOCK, CACHE // (4 * max(p, 1))))
 
-        def fresh() -> Iterator[Block]:
+        def read() -> Iterator[Block]:
             for sample, label, share in parts:
                 for b in blocks(len(sample), size):
                     w = share * sample.weight[b]
                     yield features(sample.x[b]), np.full(len(w), label), w
 
         if total * p > CACHE:
-            return features, self._coefficients(fresh, p, ridges, offset, tol)
-        cached = [np.concatenate(column) for column in zip(*fresh(), strict=True)]
-        f, y, w = cached
+            return features, self._coefficients(read, p, ridges, offset, tol)
+        f, y, w = (np.concatenate(column) for column in zip(*read(), strict=True))
         if p <= total:
             return features, self._coefficients(lambda: [(f, y, w)], p, ridges, offset, tol)
         # more features than rows: the solution lies in the span of the rows
@@ -187,8 +205,8 @@ class Logistic(RatioEstimator):
         coefficients, converged = ridge_path(rows, p, ridges=ridges, offset=offset, tol=tol)
         if not converged:
             warnings.warn(
-                "Logistic: Newton's method stopped before its tolerance; source and target may be "
-                "separable; give a larger ridge",
+                "Logistic: Newton's method must reach its tolerance; it stopped before, perhaps "
+                "because source and target are separable; set a larger ridge",
                 NotConverged,
                 stacklevel=2,
             )

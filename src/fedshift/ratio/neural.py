@@ -1,4 +1,8 @@
-"""Non-negative Bregman ratio matching with a network (nnBD; with a histogram bound, HDRM)."""
+"""Ratios by non-negative Bregman matching with a network.
+
+The method minimises a non-negative Bregman divergence (nnBD). With a bound from cells, this is the
+histogram-based density-ratio matching (HDRM) of Ramezani-Kebrya et al. (TMLR 2023).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from fedshift.core.samples import Float64Array, FloatArray, Sample
 from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
 from fedshift.ratio.bound import GridBound, KMeansBound, ScoreBound
-from fedshift.ratio.network import (
+from fedshift.ratio.network_training import (
     Batches,
     ModelFactory,
     Scaler,
@@ -31,14 +35,14 @@ from fedshift.ratio.network import (
 
 
 @runtime_checkable
-class Bound(Protocol):
-    """Anything that estimates sup r of the summed ratio."""
+class BoundEstimator(Protocol):
+    """Any object that estimates the supremum of the ratio, as the classes of `ratio.bound` do."""
 
-    def estimate(self, source: Sample, target: Sample, n_laws: int) -> float:
-        """Estimated supremum."""
+    def estimate(self, source: Sample, target: Sample, n_targets: int) -> float:
+        """Return the estimated supremum of the ratio, summed over `n_targets` distributions."""
 
 
-BOUNDS: dict[str, type[Bound]] = {
+BOUNDS: dict[str, type[BoundEstimator]] = {
     "score": ScoreBound,
     "kmeans": KMeansBound,
     "grid": GridBound,
@@ -46,44 +50,81 @@ BOUNDS: dict[str, type[Bound]] = {
 
 
 class Neural(RatioEstimator):
-    r"""A network for log r, fitted by the non-negative Bregman risk.
+    r"""Ratio by a network, fitted by the non-negative Bregman risk.
 
-    Descends on max(0, A) + B of `fedshift.core.bregman` by mini-batches: where A ≥ 0 on
-    A + B + (λ/2) Λ(θ), where A < 0 (over-fitting) *up* on A. C = 1/(slack · bound). Stops on
-    the held-out divergence without the clamp and keeps the best weights.
+    A flexible model that minimises an empirical Bregman risk overfits: the risk on its own rows
+    falls without limit. The non-negative correction splits the risk into A + B
+    (`fedshift.core.bregman` has the formulas). With a constant C of at most 1/sup r, the
+    expectation of A is never negative, so a negative A on the data is a sign of overfitting. The
+    network minimises
 
-    Strong where the ratio is curved and rows are many; with fewer than some hundred rows a side
-    take `Logistic` or `Auto`.
+    .. math:: \max(0, A) + B + \frac\lambda2 \Lambda(\theta), \qquad
+              C = \frac{1}{slack \cdot bound},
+
+    by mini-batches; Λ(θ) is the penalty on the weights θ. If A < 0 on a batch, the step instead
+    *increases* A. Early stopping uses the held-out risk without the correction and keeps the best
+    weights.
+
+    When it fails: with fewer than a few hundred rows of source or target. Use `Logistic` or
+    `Auto` then. With many rows and a curved ratio it is among the most accurate estimators.
 
     Parameters
     ----------
     divergence : {"lr", "lsif", "ukl", "pu", "robust"} or Divergence
-        `fedshift.core.bregman.from_convex` makes one from any strictly convex f.
+        The Bregman divergence. `fedshift.core.bregman.from_convex` makes one from any strictly
+        convex function.
     model : Module, factory or None
-        Gives one number a row. None: a perceptron with a linear skip for vectors, a small
-        convolutional network for images.
+        A network with one output g per row. None is a perceptron plus a linear map for vectors,
+        and a small convolutional network for images.
     link : {"exp", "softplus"}
-        r = exp(g) or softplus(g); PU always models C r = sigmoid(g).
+        r = exp(g) or r = softplus(g). With "pu" it is always C r = sigmoid(g).
     bound : number, "score", "kmeans", "grid", a bound object, or None
-        Bound on the (summed) ratio; None switches the correction off.
+        Bound on the ratio, summed over target distributions: a known number, or its estimator by
+        name or as an object (`ScoreBound`, `KMeansBound`, `GridBound`). None turns the correction
+        off.
     slack : float
-        Factor on the bound: an overestimate keeps the minimiser, an underestimate moves it.
-    penalty, strength
-        "l1" or "l2" norm Λ of the weights and its λ.
+        Factor on the bound, at least 1. A bound that is too large does not bias the ratio, because
+        the risk keeps its minimiser. A bound that is too small biases the ratio.
+    penalty : {"l1", "l2"}
+        Λ: the sum of absolute or of squared weights.
+    strength : float
+        λ, the factor of the penalty.
+    lr, weight_decay : float
+        Learning rate and weight decay of AdamW.
     batch_size : int
-        Rows of each law in a batch.
-    max_epochs, patience : int
-        Checks of the held-out risk: at most, and without progress before stopping.
+        Rows of source, and of target, in a batch.
+    max_epochs : int
+        Largest number of epochs; the held-out risk is checked after each.
+    patience : int
+        Stop after this many checks without a lower held-out risk.
+    validation : float
+        Share of the rows held out for early stopping, in (0, 1).
     device : str, optional
-        Where the network lives; default: a GPU if there is one, else the CPU.
+        Device of the network. Default: a GPU if there is one, else the CPU.
+    seed : int
+        Seeds the first weights and the batches.
 
     Attributes
     ----------
     bound_ : float or None
+        The bound in use, before `slack`.
     c_ : float
-        C of the correction.
+        C of the correction; 0 without the correction.
     history_ : list of float
-        Held-out risk at each check.
+        Held-out risk at each check, beginning with the risk of the untrained network.
+
+    Warns
+    -----
+    FewRows
+        If source or target has fewer than 30 distinct rows.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> r = Neural(bound=20.0).fit(source=rng.normal(size=1000), target=rng.normal(1, 1, 1000))
+    >>> x = np.array([0.5, 1.0])
+    >>> bool(np.abs(r.log_ratio(x) - (x - 0.5)).max() < 0.3)  # truth: x − ½
+    True
     """
 
     def __init__(
@@ -92,7 +133,7 @@ class Neural(RatioEstimator):
         *,
         model: nn.Module | ModelFactory | None = None,
         link: Literal["exp", "softplus"] = "exp",
-        bound: float | str | Bound | None = "score",
+        bound: float | str | BoundEstimator | None = "score",
         slack: float = 1.5,
         penalty: Literal["l1", "l2"] = "l2",
         strength: float = 0.0,
@@ -125,8 +166,8 @@ class Neural(RatioEstimator):
         self._check()
         self.bound_ = self._estimate_bound(source, target)
         self.c_ = 0.0 if self.bound_ is None else 1.0 / (self.slack * self.bound_)
-        which = divergence(self.divergence, c=self.c_ or None)
-        self._pu = which.name == "pu"
+        bregman = divergence(self.divergence, c=self.c_ or None)
+        self._pu = bregman.name == "pu"
         device = torch.device(pick_device(self.device))
         generator = torch.Generator().manual_seed(self.seed)
         self._scaler = Scaler.of(source, target, device=device)
@@ -139,19 +180,25 @@ class Neural(RatioEstimator):
 
         def loss() -> Tensor:
             x = torch.cat([batches_s.draw(self.batch_size), batches_t.draw(self.batch_size)])
-            s, t = self._summed(self._net(x)).tensor_split(2)
-            a, b = nonnegative_parts(s, t, which, c=self.c_, n_laws=self.n_laws_)
+            s, t = self._log_sum(self._net(x)).tensor_split(2)
+            a, b = nonnegative_parts(s, t, bregman, c=self.c_, n_targets=self.n_targets_)
             return training_loss(a, b, self._penalty())
 
         w_s, w_t = torch.from_numpy(stop_s.weight), torch.from_numpy(stop_t.weight)
 
         def held_out() -> float:
             s, t = (
-                self._summed(torch.from_numpy(predict(self._net, self._scaler, p.x)))
+                self._log_sum(torch.from_numpy(predict(self._net, self._scaler, p.x)))
                 for p in (stop_s, stop_t)
             )
             a, b = nonnegative_parts(
-                s, t, which, c=0.0, n_laws=self.n_laws_, source_weight=w_s, target_weight=w_t
+                s,
+                t,
+                bregman,
+                c=0.0,
+                n_targets=self.n_targets_,
+                source_weight=w_s,
+                target_weight=w_t,
             )
             return float(a + b)
 
@@ -175,8 +222,8 @@ class Neural(RatioEstimator):
             raise InputError(f"penalty must be 'l1' or 'l2'; got {self.penalty!r}")
         if not self.slack >= 1:
             raise InputError(
-                f"slack must be at least 1; got {self.slack}; a bound made smaller than the "
-                "largest ratio moves the minimiser"
+                f"slack must be at least 1, since a bound below the largest ratio biases the fit; "
+                f"got {self.slack}; leave it out to use the default, 1.5"
             )
         for name in ("batch_size", "max_epochs", "patience"):
             whole(self, name)
@@ -195,22 +242,22 @@ class Neural(RatioEstimator):
             bound = BOUNDS[bound]()
         if bound is None:
             return None
-        if isinstance(bound, Bound):
-            return bound.estimate(source, target, self.n_laws_)
-        if not isinstance(bound, int | float) or not self.n_laws_ <= bound < 1e12:
+        if isinstance(bound, BoundEstimator):
+            return bound.estimate(source, target, self.n_targets_)
+        if not isinstance(bound, int | float) or not self.n_targets_ <= bound < 1e12:
             raise InputError(
-                f"bound must be a number of at least {self.n_laws_}, the mean of the ratio over "
-                f"the source, and below 1e12; got {bound!r}"
+                f"bound must be at least {self.n_targets_} (the mean of the ratio over the source) "
+                f"and below 1e12; got {bound!r}"
             )
         return float(bound)
 
-    def _summed(self, scores: Tensor) -> Tensor:
-        """Network outputs (n, 1) as log ratios of the sum over laws."""
+    def _log_sum(self, scores: Tensor) -> Tensor:
+        """Turn network outputs (n, 1) into log ratios, summed over target distributions."""
         g = scores.reshape(len(scores), -1)[:, 0]
         if self._pu:
             return logsigmoid(g) - math.log(self.c_)
         base = g if self.link == "exp" else softplus(g).clamp_min(1e-30).log()
-        return base + math.log(self.n_laws_)
+        return base + math.log(self.n_targets_)
 
     def _penalty(self) -> Tensor | float:
         if self.strength == 0:
@@ -224,4 +271,4 @@ class Neural(RatioEstimator):
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
         scores = torch.from_numpy(predict(self._net, self._scaler, x))
-        return np.asarray(self._summed(scores).numpy() - math.log(self.n_laws_))
+        return np.asarray(self._log_sum(scores).numpy() - math.log(self.n_targets_))

@@ -1,4 +1,4 @@
-"""Fit any scikit-learn learner with ratio weights, and prove that they reached it."""
+"""Fit any scikit-learn estimator with ratio weights, and check that it uses them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from fedshift.core.samples import Laws
+from fedshift.core.samples import RowSets
 from fedshift.core.weights import Weighting, Weights
 from fedshift.errors import WeightsNotUsedError
 from fedshift.ratio.auto import Auto
@@ -24,7 +24,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _has(name: str) -> Callable[[Method], Method]:
-    """Offer a method only if the learner has it."""
+    """Return a decorator: the method exists only if the learner has it."""
 
     def check(self: Reweighter) -> bool:
         return hasattr(getattr(self, "learner_", self._learner()), name)
@@ -33,32 +33,47 @@ def _has(name: str) -> Callable[[Method], Method]:
 
 
 class Reweighter(MetaEstimatorMixin, BaseEstimator):
-    """Any learner, trained as if its rows came from the target.
+    """Train a scikit-learn estimator as if its rows came from the target distribution.
 
-    `fit(X, y, target=...)` estimates the ratio of target to X, turns it into weights and fits
-    the learner with ``sample_weight``. Without a target it fits the learner as it is.
+    `fit(X, y, target=...)` estimates the density ratio of `target` to X, turns it into importance
+    weights w = r / mean(r), and fits the learner with ``sample_weight``. Without a target it fits
+    the learner unweighted.
 
-    Weights that do not arrive are the commonest silent failure of reweighting; so the learner
-    must take ``sample_weight`` by name (a pipeline's last step will do), and with ``verify=True``
-    it is first fitted on a made-up task whose rows of weight zero are poisoned, to see that they
-    are ignored.
+    When it fails: reweighting has no effect if the weights do not reach the learner, and no error
+    shows it. So the learner must take ``sample_weight`` by name; in a pipeline, its last step
+    must. With ``verify=True`` the learner is first fitted on an artificial task in which rows of
+    weight zero have wrong labels. If these rows change its predictions, `fit` raises an error.
 
     Parameters
     ----------
     learner : estimator, optional
         Takes ``sample_weight`` in `fit`. Default: logistic regression.
     ratio : RatioEstimator, optional
-        Default: `Auto()`. Out-of-fold ratios are used where the estimator has them.
+        Default: `Auto()`. Out-of-fold ratios are used if the estimator has them.
     weighting : Weighting, optional
-        Default: mean one, so that the learner's own regularisation keeps its meaning.
+        Turns log ratios into weights. Default: weights with mean one, so the learner's
+        regularisation keeps its scale.
     verify : bool
-        Prove that weights reach the learner.
+        Whether to check that the learner uses weights.
 
     Attributes
     ----------
-    learner_ : the fitted learner
-    ratio_ : the fitted ratio, or None
-    weights_ : Weights of the rows of X, or None
+    learner_ : estimator
+        The fitted learner.
+    ratio_ : RatioEstimator or None
+        The fitted ratio; None without a target.
+    weights_ : Weights or None
+        Weights of the rows of X; None without a target.
+
+    Examples
+    --------
+    >>> from fedshift.ratio import Gaussian
+    >>> rng = np.random.default_rng(0)
+    >>> X, target = rng.normal(size=(500, 1)), rng.normal(1, 1, (500, 1))
+    >>> y = X[:, 0] > 0.5
+    >>> model = Reweighter(ratio=Gaussian(shared=True)).fit(X, y, target=target)
+    >>> model.predict(target).shape
+    (500,)
     """
 
     def __init__(
@@ -74,14 +89,27 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
         self.weighting = weighting
         self.verify = verify
 
-    def fit(self, X: Any, y: Any, *, target: Laws | None = None) -> Self:
+    def fit(self, X: Any, y: Any, *, target: RowSets | None = None) -> Self:
         """Fit the learner on weighted rows.
 
         Parameters
         ----------
-        X, y : rows and labels one has
-        target : rows, or a mapping of several laws' rows
-            Unlabelled rows of what the learner will be used on.
+        X : rows (n, d)
+            Training rows.
+        y : array (n,)
+            Labels of the rows of X.
+        target : rows (m, d) or mapping of name to rows, optional
+            Unlabelled deployment rows. For several distributions, pass a mapping. None fits the
+            learner unweighted.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        WeightsNotUsedError
+            If the learner takes no ``sample_weight``, or does not use it.
         """
         learner = self._learner()
         self.ratio_: RatioEstimator | None = None
@@ -92,14 +120,17 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
             keyword = weight_keyword(learner)
             if keyword is None:
                 raise WeightsNotUsedError(
-                    f"{type(learner).__name__} takes no sample_weight in fit, so weights cannot "
-                    "reach it; choose a learner that does, or resample the rows by weight"
+                    "learner must take sample_weight in fit; got "
+                    f"{type(learner).__name__}, which takes no sample_weight; use another "
+                    "learner, or resample the rows by weight"
                 )
             if self.verify:
                 verify_weights_used(learner)
             ratio: RatioEstimator = clone(self.ratio) if self.ratio is not None else Auto()
-            how = self.weighting or Weighting(normalise="mean one")
-            self.weights_ = how(_source_log_ratio(ratio, X, y, target), laws=ratio.n_laws_)
+            weighting = self.weighting or Weighting(normalise="mean one")
+            self.weights_ = weighting(
+                _source_log_ratio(ratio, X, y, target), n_targets=ratio.n_targets_
+            )
             self.ratio_ = ratio
             self.learner_ = learner.fit(X, y, **{keyword: np.asarray(self.weights_)})
         for name in ("classes_", "n_features_in_", "feature_names_in_"):
@@ -111,34 +142,34 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
         return clone(self.learner) if self.learner is not None else LogisticRegression()
 
     def predict(self, X: Any) -> Any:
-        """The learner's predictions."""
+        """Return the learner's predictions."""
         check_is_fitted(self, "learner_")
         return self.learner_.predict(X)
 
     @_has("predict_proba")
     def predict_proba(self, X: Any) -> Any:
-        """The learner's class probabilities."""
+        """Return the learner's class probabilities."""
         check_is_fitted(self, "learner_")
         return self.learner_.predict_proba(X)
 
     @_has("decision_function")
     def decision_function(self, X: Any) -> Any:
-        """The learner's decision values."""
+        """Return the learner's decision values."""
         check_is_fitted(self, "learner_")
         return self.learner_.decision_function(X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The learner's own score."""
+        """Return the learner's own score."""
         check_is_fitted(self, "learner_")
         return float(self.learner_.score(X, y, sample_weight=sample_weight))
 
     def __sklearn_tags__(self) -> Any:
-        """The learner's tags: what it can do, this can."""
+        """Return the learner's tags."""
         return get_tags(self._learner())
 
 
-def _source_log_ratio(ratio: RatioEstimator, x: Any, y: Any, target: Laws) -> Any:
-    """Log ratios of the rows one has: by label, out of fold, or as the estimator gives them."""
+def _source_log_ratio(ratio: RatioEstimator, x: Any, y: Any, target: RowSets) -> Any:
+    """Fit the ratio and return log ratios of the source rows: by label, or out-of-fold if any."""
     if isinstance(ratio, LabelShift):
         return ratio.fit(source=x, source_labels=y, target=target).label_log_ratio(y)
     ratio.fit(source=x, target=target)
@@ -147,27 +178,27 @@ def _source_log_ratio(ratio: RatioEstimator, x: Any, y: Any, target: Laws) -> An
 
 
 def verify_weights_used(learner: Any) -> None:
-    """Raise unless rows of weight zero hardly matter to `learner`.
+    """Raise `WeightsNotUsedError` unless `learner` ignores rows of weight zero.
 
-    The learner is fitted on a small made-up task with right and with poisoned labels on half of
-    the rows. If those have weight zero, the poison must change its predictions less than half as
-    much as it does without weights.
+    The learner is fitted twice on a small artificial task, with right and with wrong labels on half
+    of the rows. Let a be the share of predictions that the wrong labels change if these rows have
+    weight zero, and b the share if no weights are passed. The check passes if a ≤ b / 2 or a ≤ 2 %.
     """
     keyword = weight_keyword(learner)
     rng = np.random.default_rng(0)
-    x = rng.random((160, 2))  # not negative: some learners want counts
+    x = rng.random((160, 2))  # not negative: some learners need counts
     truth = (x[:, 0] > 0.5).astype(int)
     weight = np.where(np.arange(160) < 80, 1.0, 0.0)
     wrong = np.where(weight > 0, truth, 1 - truth)
 
     def poison(**weights: Any) -> float:
-        clean, spoiled = (clone(learner).fit(x, y, **weights).predict(x) for y in (truth, wrong))
-        return float(np.mean(np.abs(clean.astype(float) - spoiled.astype(float))))
+        a, b = (clone(learner).fit(x, y, **weights).predict(x) for y in (truth, wrong))
+        return float(np.mean(np.abs(a.astype(float) - b.astype(float))))
 
     with_weights = 1.0 if keyword is None else poison(**{keyword: weight})
     if with_weights > 0.02 and with_weights > 0.5 * poison():
         raise WeightsNotUsedError(
-            f"{type(learner).__name__} takes sample_weight but rows of weight zero change its "
-            "predictions: the weights do not reach what it fits; if it is a meta-estimator, route "
-            "sample_weight to the final learner"
+            "learner must ignore rows of weight zero; got "
+            f"{type(learner).__name__}, whose predictions such rows change; use another learner; "
+            "if it wraps another learner, make it pass sample_weight on"
         )

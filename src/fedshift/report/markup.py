@@ -1,7 +1,7 @@
-"""HTML and SVG from Python, with every text escaped unless it is markup already.
+"""Write HTML and SVG from Python; all text is escaped.
 
-Escaping is the default, not a duty: `tag` escapes whatever is not `Html`, and only `tag` and
-`join` make `Html`. So no name in a record can become a tag, an attribute or a script.
+`tag` escapes everything that is not `Html`, and only `text`, `tag` and `join` make `Html`. So no
+name in a record can become a tag, an attribute or a script.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-#: elements without an end
+#: HTML elements without an end tag
 VOID = frozenset({"meta", "br", "hr", "col"})
-#: drawn elements, which close themselves
+#: SVG elements that close themselves
 LEAVES = frozenset({"circle", "line", "rect", "path"})
-#: what no page may hold: control characters, and halves of characters
+#: characters that are invalid in HTML: control characters and surrogates
 _UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-#: longest name shown whole, longest in a title, and longest word that is not broken
+#: longest name in full, longest title, and longest word without a line break
 LONGEST, TITLE, UNBROKEN = 60, 400, 22
 
 
 class Html(str):
-    """Text that is markup."""
+    """Text that is markup and needs no escaping."""
 
     __slots__ = ()
 
 
-#: what may stand inside an element
+#: content of an element
 Child = str | None | Iterable["Child"]
 
 
 def text(value: str) -> Html:
-    """A text as it can stand in a page, between tags and within quotes.
+    """Escape text, so that it is safe between tags and within quotes.
 
     Examples
     --------
@@ -43,54 +43,59 @@ def text(value: str) -> Html:
 
 
 def join(*children: Child, between: str = "") -> Html:
-    """Children one after the other; strings are escaped, None is nothing."""
+    """Concatenate children; strings are escaped and None is skipped."""
     return Html(between.join(_flat(children)))
 
 
 def tag(name: str, /, *children: Child, **attributes: Any) -> Html:
-    """An element.
+    """Make an element.
 
     Parameters
     ----------
     name : str
+        For example "p".
     *children : str, Html, None or iterables of them
     **attributes
-        ``class_`` is class, ``aria_label`` is aria-label; None leaves one out, True has no value.
+        ``class_`` sets class, ``aria_label`` sets aria-label. None omits an attribute; True writes
+        it without a value.
 
     Examples
     --------
     >>> tag("p", "1 < 2 ", tag("b", "!"), class_="note")
     '<p class="note">1 &lt; 2 <b>!</b></p>'
     """
-    said = "".join(_attribute(key, value) for key, value in attributes.items())
+    words = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in VOID:
-        return Html(f"<{name}{said}>")
+        return Html(f"<{name}{words}>")
     if name in LEAVES and not children:
-        return Html(f"<{name}{said}/>")
-    return Html(f"<{name}{said}>{join(children)}</{name}>")
+        return Html(f"<{name}{words}/>")
+    return Html(f"<{name}{words}>{join(children)}</{name}>")
 
 
 def named(name: str, *, longest: int = LONGEST) -> Html:
-    """A name from the data: whatever its script or direction, it leaves its neighbours alone."""
-    shown = shortened(name, longest)
-    unbroken = max(map(len, shown.split()), default=0) > UNBROKEN
+    """Mark up a name from the data, so that its text direction does not affect its neighbours."""
+    short = shortened(name, longest)
+    unbroken = max(map(len, short.split()), default=0) > UNBROKEN
     return tag(
         "bdi",
-        shown,
+        short,
         class_="long" if unbroken else None,
-        title=None if shown == name else shortened(name, TITLE),
+        title=None if short == name else shortened(name, TITLE),
     )
 
 
 def shortened(name: str, longest: int = LONGEST) -> str:
-    """A name, or its beginning; a blank one is told."""
+    """Cut a long name; a blank one becomes "(no name)"."""
     if not name.strip():
         return "(no name)"
     return name if len(name) <= longest else name[: longest - 1] + "…"
 
 
 def isolated(name: str, *, longest: int = LONGEST) -> str:
-    """A name for places where no element can stand, such as titles of drawings."""
+    """Do the same as `named`, but with Unicode marks instead of an HTML element.
+
+    It is for places that allow no element, such as the title of a drawing.
+    """
     return f"\u2068{shortened(name, longest)}\u2069"
 
 

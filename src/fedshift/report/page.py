@@ -1,7 +1,7 @@
-"""The page around a report: one file, its style inside, nothing asked of a network.
+"""The HTML page around a report: one file with its style inside.
 
-The page carries a rule that forbids the browser every request and every script
-(Content-Security-Policy), so even a mistake in a section could not make it call anyone.
+A Content-Security-Policy in the page forbids every request and every script, so even a mistake in
+a section cannot make the browser contact anyone.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
+from fedshift.report.blocks import Section
 from fedshift.report.markup import Html, tag
-from fedshift.report.parts import Section
 
-#: no script, no image, no font, no connection: only the style that is written in the page
+#: no script, image, font or connection; only the style inside the page
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def page(title: str, body: Html, *, contents: Sequence[Section] = (), foot: str = "") -> str:
-    """A whole page.
+    """Make a complete HTML page.
 
     Parameters
     ----------
     title : str
-        Of the window.
+        Title of the window.
     body : Html
-        With the heading of the page.
+        Content, with the heading of the page.
     contents : sequence of Section
-        What the list of contents leads to; none without.
+        Sections for the list of contents; empty for no list.
     foot : str
-        The last line.
+        The last line of the page.
     """
     head = tag(
         "head",
@@ -42,15 +42,15 @@ def page(title: str, body: Html, *, contents: Sequence[Section] = (), foot: str 
     )
     skip = tag("a", "Skip to the report", class_="skip", href="#main")
     main = tag("main", body, id="main", tabindex="-1")
-    beside = tag("div", main, tag("footer", foot) if foot else None)
-    frame = tag("div", _contents(contents), beside, class_="frame" if contents else "frame alone")
+    inner = tag("div", main, tag("footer", foot) if foot else None)
+    frame = tag("div", _contents(contents), inner, class_="frame" if contents else "frame alone")
     whole = tag("html", head, tag("body", skip, frame), lang="en")
     return f"<!DOCTYPE html>\n{whole}\n"
 
 
 @cache
 def style() -> Html:
-    """The style of all pages."""
+    """Return the CSS of all pages."""
     file = resources.files("fedshift.report").joinpath("page.css")
     return Html(file.read_text(encoding="utf-8"))
 

@@ -1,4 +1,4 @@
-"""What was measured and what was expected of every site, with the words for it."""
+"""Measured and forecast scores (accuracy or MSE) of every site, and how to write them."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedshift.report.spell import UNKNOWN, finite, known, number, share, signed, span
+from fedshift.report.format import UNKNOWN, finite, known, number, share, signed, span
 
-#: one site's figure with its interval
-Row = Mapping[str, Any]
+#: one site's score with its interval
+Score = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Figures by site.
+    """Scores by site.
 
     Attributes
     ----------
     measure : {"accuracy", "mse"}
     before, after : mapping of site to row
-        Measured without weights, and with the model that was taken.
+        Measured without weights, and with the chosen model.
     expected : mapping of site to row
-        Estimated without test labels, for the model that was taken.
+        Forecast without test labels, for the chosen model.
     same : bool
-        The model without weights was taken, so before and after are the same.
+        True if the chosen model is the one without weights, so before and after are equal.
     """
 
     measure: str
-    before: Mapping[str, Row]
-    after: Mapping[str, Row]
-    expected: Mapping[str, Row]
+    before: Mapping[str, Score]
+    after: Mapping[str, Score]
+    expected: Mapping[str, Score]
     same: bool
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Scores:
-        """From a record; what is missing is empty."""
-        made = record.get("evaluation") or {}
-        before = {r["client"]: r for r in made.get("erm") or []}
-        after = {r["client"]: r for r in made.get("chosen") or []}
+        """Read the scores from a record; missing ones are left out."""
+        measured = record.get("evaluation") or {}
+        before = {r["client"]: r for r in measured.get("erm") or []}
+        after = {r["client"]: r for r in measured.get("chosen") or []}
         expected = {r["site"]: r for r in record.get("expected") or []}
         rows = (r for part in (before, after, expected) for r in part.values())
         name = "mse" if any(known(r.get("mse")) for r in rows) else "accuracy"
@@ -50,61 +50,65 @@ class Scores:
 
     @property
     def name(self) -> str:
-        """Of the figure, in words."""
+        """Name of the score in words."""
         return "MSE" if self.measure == "mse" else "accuracy"
 
     def sites(self) -> list[str]:
-        """All that have a figure."""
+        """Return all sites that have a score."""
         return list(dict.fromkeys([*self.before, *self.after, *self.expected]))
 
-    def value(self, row: Row | None) -> float:
-        """The figure of a row; NaN where there is none."""
+    def value(self, row: Score | None) -> float:
+        """Return the score of a row; NaN if the row has none."""
         return finite((row or {}).get(self.measure))
 
     def write(self, value: Any) -> str:
-        """A figure in words."""
+        """Write a score as text."""
         return share(value, 1) if self.measure == "accuracy" else number(value)
 
-    def told(self, row: Row | None) -> tuple[str, str]:
-        """A figure and its interval."""
+    def texts(self, row: Score | None) -> tuple[str, str]:
+        """Write the score of a row and its interval."""
         if row is None or not known(self.value(row)):
             return UNKNOWN, ""
         return self.write(self.value(row)), span(row.get("low"), row.get("high"), self.write)
 
     def change(self, before: float, after: float) -> str:
-        """What weights changed: points of accuracy, or per cent of the mse."""
+        """Write the change by weights: percentage points of accuracy, or per cent of the MSE."""
         if not (known(before) and known(after)):
             return UNKNOWN
         if self.measure == "accuracy":
-            return f"{signed(100 * (after - before), 1)} points"
+            return f"{signed(100 * (after - before), 1)} percentage points"
         by = (after - before) / before if before else math.nan
         return f"{signed(100 * by, 0)}%" if known(by) else UNKNOWN
 
     def better(self, before: float, after: float) -> bool:
-        """Whether the second figure is better than the first."""
+        """Whether the score `after` is better than the score `before`."""
         return after > before if self.measure == "accuracy" else after < before
 
     def means(self) -> tuple[float, float]:
-        """Before and after, over sites that have both; each counts the same."""
+        """Return the mean scores before and after, over the sites that have both scores."""
         pairs = [
             (self.value(row), self.value(self.after.get(site))) for site, row in self.before.items()
         ]
-        told = [p for p in pairs if known(p[0]) and known(p[1])]
-        if not told:
+        both = [p for p in pairs if known(p[0]) and known(p[1])]
+        if not both:
             return math.nan, math.nan
-        return sum(a for a, _ in told) / len(told), sum(b for _, b in told) / len(told)
+        return sum(a for a, _ in both) / len(both), sum(b for _, b in both) / len(both)
 
     def worse(self) -> list[str]:
-        """Sites at which the model that was taken did worse than the one without weights."""
-        both = {s: (self.value(self.after.get(s)), self.value(r)) for s, r in self.before.items()}
-        return [site for site, (after, before) in both.items() if self.better(after, before)]
+        """Return the sites where the chosen model is worse than the one without weights."""
+        pairs = {s: (self.value(self.after.get(s)), self.value(r)) for s, r in self.before.items()}
+        return [site for site, (after, before) in pairs.items() if self.better(after, before)]
 
     def agreement(self) -> tuple[int, int]:
-        """Sites whose measured figure lies in the expected interval, and sites that have both."""
+        """Return two counts of sites.
+
+        The first is the number of sites whose measured score is in the forecast interval. The
+        second is the number of sites with a measured score and a forecast interval.
+        """
         pairs = [(row, self.value(self.after.get(site))) for site, row in self.expected.items()]
-        told = [
+        inside = [
             row["low"] <= value <= row["high"]
             for row, value in pairs
             if known(value) and known(row.get("low")) and known(row.get("high"))
         ]
-        return sum(told), len(told)
+        return sum(inside), len(inside)

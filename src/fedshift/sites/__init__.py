@@ -1,4 +1,4 @@
-"""From a folder of site files to a decision: read → encode → diagnose → train → record."""
+"""From a folder of site files to a model: read → encode → diagnose → train → record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way from files to a record, on one page."""
+"""From site files to a record: `examine`, `train`, and `since`, which compares new rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from fedshift.core.samples import FloatArray
 from fedshift.data.tables import Encoded, Sites
-from fedshift.diagnose import Diagnosis, Drift, ShiftMap, diagnose, drift, shift_map
+from fedshift.diagnose import Diagnosis, Drift, diagnose, drift
 from fedshift.errors import InputError
 from fedshift.sites import record, store
 from fedshift.tabular import TabularOutcome, fit_tables
@@ -18,43 +18,42 @@ from fedshift.tabular import TabularOutcome, fit_tables
 
 @dataclass(frozen=True, eq=False)
 class Examined:
-    """Site files, read and looked at.
+    """Site files and their diagnosis.
 
     Attributes
     ----------
     title : str
     sites : Sites
+        The tables as read.
     encoded : Encoded
+        The tables as numbers.
     diagnosis : Diagnosis
-    map : ShiftMap
     """
 
     title: str
     sites: Sites
     encoded: Encoded
     diagnosis: Diagnosis
-    map: ShiftMap
 
     def to_dict(self) -> dict[str, Any]:
-        """A record that `fedshift report` reads."""
+        """Return the record that `fedshift report` reads."""
         return {
             **record.head(self.title, self.sites, self.encoded),
             "diagnosis": self.diagnosis.to_dict(),
-            "map": self.map.to_dict(),
             "theory": record.theory(self.encoded.federation),
         }
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A model of site files, and all that led to it.
+    """A model trained on site files, with the diagnosis and all results.
 
     Attributes
     ----------
     examined : Examined
     outcome : TabularOutcome
     options : mapping
-        What training was asked for.
+        Settings of the training.
     """
 
     examined: Examined
@@ -62,50 +61,51 @@ class Trained:
     options: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """A record that `fedshift report` reads."""
-        told = self.examined.to_dict()
-        told["settings"] = {**told["settings"], "training": dict(self.options)}
-        return {**told, **record.training(self.examined.encoded, self.outcome)}
+        """Return the record that `fedshift report` reads."""
+        out = self.examined.to_dict()
+        out["settings"] = {**out["settings"], "training": dict(self.options)}
+        return {**out, **record.training(self.examined.encoded, self.outcome)}
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the record, the model, the encoder, and weights for other learners.
 
-        Nothing of a site's raw rows is kept but its encoded deployment rows, at most
-        `store.KEPT`, to which later batches are compared.
+        The folder holds no raw rows. It holds up to `store.REFERENCE_ROWS` encoded deployment rows
+        of each site, with which `since` compares new rows.
         """
         return store.save(Path(folder), self.to_dict(), self.examined.encoded, self.outcome)
 
 
 @dataclass(frozen=True, eq=False)
 class Since:
-    """New deployment rows beside those the weights were made for.
+    """New deployment rows compared with the rows that the weights were estimated from.
 
     Attributes
     ----------
     drift : Drift
     class_weights : mapping of class to float, or None
-        q̄(y) / p̄(y) with the new label laws: what a training row of each class should weigh now,
-        if it is the labels that shift. None in regression, or without a run.
+        The weight of a training row of each class under label shift: q̄(y) / p̄(y), the label
+        distribution of all sites' new deployment rows over that of all training rows. None for
+        regression, or if the earlier rows came from a folder of site files.
     """
 
     drift: Drift
     class_weights: Mapping[str, float] | None
 
     def sentences(self) -> list[str]:
-        """One a site, the verdict, and what rows should weigh now."""
-        out = [*self.drift.sentences(), f"verdict: {self.drift.verdict}"]
+        """Return a sentence per site, the verdict, and new class weights if they are needed."""
+        out = [*self.drift.sentences(), f"Verdict: {self.drift.verdict}."]
         if self.class_weights is not None and self.drift.verdict == "re-estimate":
-            told = ", ".join(f"{c} {w:.3g}" for c, w in self.class_weights.items())
-            out.append(f"weights by label law, estimated anew from the old ones: {told}")
+            weights = ", ".join(f"{c} {w:.3g}" for c, w in self.class_weights.items())
+            out.append(f"New weight of each class under label shift: {weights}.")
         return out
 
     def to_dict(self) -> dict[str, Any]:
-        """The "drift" of a record."""
+        """Return the "drift" part of a record."""
         return {**self.drift.to_dict(), "class_weights": self.class_weights}
 
 
 def examine(path: str | os.PathLike[str], *, seed: int = 0, **settings: Any) -> Examined:
-    """Read site files and say what shifted.
+    """Read site files and diagnose their shifts.
 
     Parameters
     ----------
@@ -114,12 +114,15 @@ def examine(path: str | os.PathLike[str], *, seed: int = 0, **settings: Any) -> 
     seed : int
     **settings
         See `fedshift.data.tables.TableSettings`.
+
+    Returns
+    -------
+    Examined
     """
     sites = Sites.read(path, seed=seed, **settings)
     encoded = sites.encode()
-    found = diagnose(encoded.federation, seed=seed, features=encoded.columns)
-    title = Path(path).resolve().stem
-    return Examined(title, sites, encoded, found, shift_map(encoded.federation, seed=seed))
+    diagnosis = diagnose(encoded.federation, seed=seed, features=encoded.columns)
+    return Examined(Path(path).resolve().stem, sites, encoded, diagnosis)
 
 
 def train(
@@ -130,37 +133,67 @@ def train(
     model: str = "auto",
     **settings: Any,
 ) -> Trained:
-    """Read, look, and train a model that is no worse than plain federated training beyond noise."""
-    found = examine(path, seed=seed, **settings)
-    base = found.encoded.weights
+    """Read site files, diagnose their shifts, and train a model with or without weights.
+
+    A weighted model is used only if it passes the no-harm test; otherwise the model is that of
+    plain federated training.
+
+    Parameters
+    ----------
+    path : path
+        A folder of site files, or one file with a site column.
+    seed : int
+    objective, model : str
+        See `fedshift.tabular.fit_tables`.
+    **settings
+        See `fedshift.data.tables.TableSettings`.
+
+    Returns
+    -------
+    Trained
+    """
+    examined = examine(path, seed=seed, **settings)
+    encoded = examined.encoded
     outcome = fit_tables(
-        found.encoded.federation, seed=seed, objective=objective, model=model, base=base
+        encoded.federation, seed=seed, objective=objective, model=model, base=encoded.weights
     )
-    for name, told in found.encoded.left.items():
-        outcome.ledger.add(name, "share.encoding", up=told.up)
-    return Trained(found, outcome, {"seed": seed, "objective": objective, "model": model})
+    for name, sums in encoded.sums.items():
+        outcome.ledger.add(name, "share.encoding", up=sums.up)
+    return Trained(examined, outcome, {"seed": seed, "objective": objective, "model": model})
 
 
 def since(
     path: str | os.PathLike[str], before: str | os.PathLike[str], *, seed: int = 0, **settings: Any
 ) -> Since:
-    """Compare new deployment rows with those the weights were made for.
+    """Compare new deployment rows with the rows that the weights were estimated from.
 
-    With a run of `fedshift train`, label laws are estimated anew as well, starting from the old
-    ones and with the run's own classifier: nothing is trained.
+    If `before` is a run of `fedshift train`, label distributions are estimated again as well, with
+    the run's own classifier and starting from the old distributions. Nothing is trained.
 
     Parameters
     ----------
     path : path
-        New files, of some or all of the sites.
+        New files of some or all sites.
     before : path
-        The run of `fedshift train`, or the folder of site files it was given.
+        A run of `fedshift train`, or the folder of site files that it read.
+    seed : int
+    **settings
+        See `fedshift.data.tables.TableSettings`; only used if `before` is a folder of site files.
+
+    Returns
+    -------
+    Since
+
+    Raises
+    ------
+    InputError
+        If the new files have no site of `before`.
     """
     old, labels = Path(before), None
     if (old / store.ENCODER).is_file():
-        kept = store.load(old)
-        encoder, labels = kept.encoder, kept.labels
-        reference: Mapping[str, FloatArray] = kept.reference
+        run = store.load(old)
+        encoder, labels = run.encoder, run.labels
+        reference: Mapping[str, FloatArray] = run.reference
     else:
         encoded = Sites.read(old, seed=seed, **settings).encode()
         encoder, reference = encoded.encoder, encoded.federation.test
@@ -168,9 +201,10 @@ def since(
     both = [site for site in reference if site in new]
     if not both:
         raise InputError(
-            f"{path} must have rows of a site of {before}: {sorted(reference)}; got {sorted(new)}"
+            f"{path} must have rows of at least one site in {before}, which has "
+            f"{sorted(reference)}; got {sorted(new)}; give files of the same sites"
         )
-    found = drift(
+    comparison = drift(
         {site: reference[site] for site in both},
         {site: new[site] for site in both},
         columns=list(encoder.columns),
@@ -178,7 +212,7 @@ def since(
         seed=seed,
     )
     if labels is None:
-        return Since(found, None)
-    laws = {s.site: labels.update(s.site, new[s.site]) for s in found.sites}
-    found = Drift(tuple(replace(s, labels=laws[s.site]) for s in found.sites))
-    return Since(found, labels.class_weights({site: law.now for site, law in laws.items()}))
+        return Since(comparison, None)
+    sites = [replace(s, labels=labels.update(s.site, new[s.site])) for s in comparison.sites]
+    now = {s.site: s.labels.now for s in sites if s.labels is not None}
+    return Since(Drift(tuple(sites)), labels.class_weights(now))

@@ -1,8 +1,8 @@
-"""From a federation of tables to a model that is no worse than plain federated training."""
+"""Training on a federation of tables, with weights only where they do no harm."""
 
 from __future__ import annotations
 
 from fedshift.tabular.fit import fit_tables
-from fedshift.tabular.outcome import Candidate, TabularOutcome
+from fedshift.tabular.outcome import ModelCandidate, TabularOutcome
 
-__all__ = ["Candidate", "TabularOutcome", "fit_tables"]
+__all__ = ["ModelCandidate", "TabularOutcome", "fit_tables"]

@@ -1,8 +1,8 @@
-"""Scale → ERM → which shift do the unlabelled rows show? → weights → gate → forecast.
+"""Scale → ERM → shift type of the unlabelled rows → weights → gate → forecast.
 
-Everything is chosen on training rows that were held out and on unlabelled rows; test labels are
-read once, at the end. Gradients, sums and label marginals leave a site, rows do not (unless a
-ratio is asked for that needs them; the ledger tells).
+Every choice uses held-out training rows and unlabelled rows. Test labels are read once, at the end.
+Gradients, sums and label distributions leave a site. Rows do not, unless the `ratio` needs them.
+The ledger lists everything that left.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from fedshift.core.threads import threads_for
 from fedshift.core.weights import Weighting, Weights
 from fedshift.data.federation import Federation
 from fedshift.errors import InputError
-from fedshift.federation.crossval import MODELS, Fit
-from fedshift.federation.explain import admit
-from fedshift.federation.weigh import RatioMethod
-from fedshift.learn.gate import SUMS, Gate, Rule, difference, gate
+from fedshift.federation.client_weights import RatioMethod
+from fedshift.federation.crossval import MODELS, CrossFittedModel
+from fedshift.federation.shift_type import admit
+from fedshift.learn.gate import SUMS, Gate, GateRule, difference, gate
 from fedshift.learn.objective import Objective
-from fedshift.tabular.job import Job
 from fedshift.tabular.outcome import TabularOutcome
+from fedshift.tabular.study import TableStudy
 
-#: training rows from which on a perceptron is tried beside the linear model
+#: training rows from which a perceptron is tried too
 MANY = 1000
-#: standard errors by which a perceptron must beat it
+#: standard errors by which a perceptron must beat the linear model
 BETTER = 1.0
-#: ratios of inputs are many numbers where those of labels are few, and a model that fits p(y | x)
-#: needs none of them: they have to gain more
-CAREFUL = Rule(gain=1.0)
+#: under covariate shift weights must gain more: density ratios are noisier than ratios of label
+#: distributions, and a model that fits p(y | x) needs no weights
+CAREFUL = GateRule(gain=1.0)
 
 
 def fit_tables(
@@ -46,36 +46,40 @@ def fit_tables(
     loss: Literal["auto", "cross-entropy", "squared"] = "auto",
     base: Mapping[str, npt.ArrayLike] | None = None,
     weighting: Weighting | None = None,
-    rule: Rule | None = None,
+    rule: GateRule | None = None,
     gated: bool = True,
     folds: int = 5,
 ) -> TabularOutcome:
-    """Train a federation of tables; weighted only if that is no worse beyond noise.
+    """Train a federation of tables, with weights if these do no harm beyond noise.
 
     Parameters
     ----------
     federation : Federation
-        Rows of columns; labels 0, 1, … or numbers. Test labels are optional and read at the end.
+        Rows of numeric columns; labels 0, 1, … or numbers. Test labels are optional and read at
+        the end.
     objective : str
-        "auto": all sites' test laws count the same, and every row weighs q̄/p̄ of the mixtures
-        (`fedshift.federation.explain`); "erm"; or one of `fedshift.learn.objective.Objective`,
-        with the weights of its definition.
-    ratio : see `fedshift.federation.weigh`, optional
-        Where weights come from; by default from whichever kind of shift the unlabelled rows show.
+        "auto": a row has weight q̄/p̄, the ratio of the mixtures of all test and all training
+        distributions (`fedshift.federation.shift_type`). "erm": no weights. Any other name of
+        `fedshift.learn.objective.Objective`: the weights that this objective defines.
+    ratio : see `fedshift.federation.client_weights`, optional
+        The source of weights. By default, the shift type of the unlabelled rows decides.
     model : {"auto", "linear", "mlp"}
-        "auto" tries a perceptron from a thousand training rows on, by cross-validation.
+        "auto" also tries a perceptron, by cross-validation, if there are at least 1000
+        training rows.
     loss : {"auto", "cross-entropy", "squared"}
-        "auto": whole numbers are classes.
+        "auto" takes whole numbers for classes.
     base : mapping of site to (n_k,), optional
-        Weights that training rows have anyway.
+        Sample weights that training rows already have, such as survey weights. Importance weights
+        multiply them.
     weighting : Weighting, optional
-        How ratios become weights; by default the largest is 20.
-    rule : Rule, optional
-        Of the gate; by default `Rule()`, and a full standard error of gain for a shift of inputs.
+        How ratios become weights. By default the largest weight is 20.
+    rule : GateRule, optional
+        Rule of the gate, the no-harm test. By default `GateRule()`. Under covariate shift the
+        default has ``gain=1``: the weighted model must be better by at least one standard error.
     gated : bool
-        False takes the weighted model whatever the gate says, if there is one.
+        False chooses the weighted model, if there is one, even if the gate refuses it.
     folds : int
-        Of cross-validation.
+        Number of folds of cross-validation.
 
     Examples
     --------
@@ -92,60 +96,62 @@ def fit_tables(
     aim = None if objective == "auto" else Objective.of(objective)
     if model not in ("auto", *MODELS):
         raise InputError(f"model must be {nearest(model, ('auto', *MODELS))}")
-    job = Job.of(federation, loss=loss, base=base, folds=folds, seed=seed)
+    study = TableStudy.of(federation, loss=loss, base=base, folds=folds, seed=seed)
     if aim is not None:
         aim.check(federation)
     with threads_for(sum(c.x.size for c in federation)):
-        erm = _plain(job, model)
-        explained, laws = job.explain(erm)
-        kind, refused = admit(explained)
+        erm = _fit_erm(study, model)
+        explanations, distributions = study.explain(erm)
+        shift, refused = admit(explanations)
         weights: dict[str, Mapping[str, Weights]] = {}
         if objective == "erm":
             refused = {}
         elif ratio is not None:
-            weights["given"], refused = job.given(ratio, aim or Objective("ftw"), weighting), {}
-        elif kind is not None:
+            aim, refused = aim or Objective("ftw"), {}
+            weights["given"] = study.objective_weights(ratio, aim, weighting)
+        elif shift != "none":
+            why = explanations[shift]
             try:
-                weights[kind] = job.weigh(explained[kind], laws, aim, weighting)
-            except InputError as error:  # a site too small for a ratio of its own
-                refused[kind] = str(error)
-        fits = {"erm": erm} | {n: job.fit(w, erm.model) for n, w in weights.items()}
-        verdict = gate(
+                weights[shift] = study.compute_weights(why, distributions, aim, weighting)
+            except InputError as error:  # a site too small for its own ratio
+                refused[shift] = str(error)
+        fits = {"erm": erm} | {n: study.fit(w, erm.model) for n, w in weights.items()}
+        decision = gate(
             {name: f.losses for name, f in fits.items()},
-            {name: job.times_base(w) for name, w in weights.items()},
+            {name: study.times_base(w) for name, w in weights.items()},
             refused=refused,
             rule=rule or (CAREFUL if "covariate" in weights else None),
         )
-        job.book_sums(len(weights) * SUMS)
+        study.book_sums(len(weights) * SUMS)
         if not gated and weights:
-            verdict = _forced(verdict, next(iter(weights)))
-        forecast = job.foresee(fits[verdict.choice], explained, laws, kind)
-        candidates = {n: job.candidate(n, f, weights.get(n)) for n, f in fits.items()}
+            decision = _forced(decision, next(iter(weights)))
+        forecast = study.forecast(fits[decision.choice], explanations, distributions, shift)
+        candidates = {n: study.candidate(n, f, weights.get(n)) for n, f in fits.items()}
     return TabularOutcome(
         candidates=candidates,
-        gate=verdict,
-        explanations=explained,
-        marginals=laws,
+        gate=decision,
+        explanations=explanations,
+        marginals=distributions,
         forecast=forecast,
-        ledger=job.ledger,
+        ledger=study.ledger,
         objective=objective,
         seed=seed,
         seconds=time.perf_counter() - begin,
     )
 
 
-def _plain(job: Job, model: str) -> Fit:
-    """ERM; linear, unless there are many rows and a perceptron is better beyond noise."""
+def _fit_erm(study: TableStudy, model: str) -> CrossFittedModel:
+    """Train without weights; "auto" takes a perceptron for many rows if it is clearly better."""
     if model != "auto":
-        return job.fit(None, model)
-    plain = job.fit(None, "linear")
-    if job.rows < MANY:
-        return plain
-    net = job.fit(None, "mlp")
-    d = difference(net.losses, plain.losses, job.times_base(None))
-    return net if d.value + BETTER * d.error < 0 else plain
+        return study.fit(None, model)
+    linear = study.fit(None, "linear")
+    if study.rows < MANY:
+        return linear
+    net = study.fit(None, "mlp")
+    d = difference(net.losses, linear.losses, study.times_base(None))
+    return net if d.value + BETTER * d.error < 0 else linear
 
 
-def _forced(verdict: Gate, choice: str) -> Gate:
-    reason = f"not gated; {verdict.reasons[choice]}"
-    return replace(verdict, choice=choice, reasons={**verdict.reasons, choice: reason})
+def _forced(decision: Gate, choice: str) -> Gate:
+    reason = f"not gated; {decision.reasons[choice]}"
+    return replace(decision, choice=choice, reasons={**decision.reasons, choice: reason})

@@ -1,4 +1,4 @@
-"""What training on tables leaves: the candidates, the gate's verdict and what it rests on."""
+"""The result of training on tables: candidate models, and which one the no-harm test chose."""
 
 from __future__ import annotations
 
@@ -12,68 +12,69 @@ from torch import nn
 
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
-from fedshift.federation.crossval import Fit
-from fedshift.federation.explain import Explanation, Marginals
+from fedshift.federation.crossval import CrossFittedModel
 from fedshift.federation.export import write_sample_weights
 from fedshift.federation.ledger import Ledger
+from fedshift.federation.shift_type import Explanation, SiteLabelDistributions
 from fedshift.learn.evaluate import Evaluation
-from fedshift.learn.foresee import Forecast
+from fedshift.learn.forecast import Forecast
 from fedshift.learn.gate import Gate
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
-    """One way to train, tried.
+class ModelCandidate:
+    """A model trained in one way, with or without weights.
 
     Attributes
     ----------
     name : str
-        "erm", "label", "covariate" or "given".
-    fit : Fit
-        Of scaled columns.
+        "erm", "label", "covariate", or "given" for weights from the `ratio` argument.
+    fit : CrossFittedModel
+        The cross-fitted model, on scaled columns.
     model : Module
-        Of columns as they come, in float64.
+        The model for unscaled columns, in float64.
     weights : mapping of client to Weights, or None for ERM
     evaluation : Evaluation or None
-        On the test rows, if all their labels are known. Nothing is chosen by it.
+        Scores on the test rows, if all their labels are known. They never influence a choice.
     """
 
     name: str
-    fit: Fit
+    fit: CrossFittedModel
     model: nn.Module
     weights: Mapping[str, Weights] | None
     evaluation: Evaluation | None
 
     def __repr__(self) -> str:
-        return f"Candidate({self.name}: {self.fit})"
+        return f"ModelCandidate({self.name}: {self.fit})"
 
 
 @dataclass(frozen=True, eq=False)
 class TabularOutcome:
-    """A trained federation of tables, and why it was trained that way.
+    """A trained federation of tables, with the reasons for each choice.
 
     Attributes
     ----------
-    candidates : mapping of name to Candidate
-        "erm" and those that were weighed against it.
+    candidates : mapping of name to ModelCandidate
+        "erm" and the weighted models that the gate compared with it.
     gate : Gate
-    explanations : mapping of kind to Explanation
-        What the unlabelled rows say of the kinds of shift.
-    marginals : Marginals or None
-        Label laws, where there are classes.
+    explanations : mapping of shift type to Explanation
+        For each shift type, how well the density ratio that it implies separates unlabelled test
+        rows from training rows (held-out log loss).
+    marginals : SiteLabelDistributions or None
+        Label distributions; None in regression.
     forecast : Forecast
-        Of the chosen model at every site, without a label.
+        Predicted performance of the chosen model at every site, without deployment labels.
     ledger : Ledger
-        What left the sites.
+        Everything that left the sites.
     objective : str
     seed : int
     seconds : float
     """
 
-    candidates: Mapping[str, Candidate]
+    candidates: Mapping[str, ModelCandidate]
     gate: Gate
     explanations: Mapping[str, Explanation]
-    marginals: Marginals | None
+    marginals: SiteLabelDistributions | None
     forecast: Forecast
     ledger: Ledger
     objective: str
@@ -86,28 +87,28 @@ class TabularOutcome:
         return self.gate.choice
 
     @property
-    def chosen(self) -> Candidate:
+    def chosen(self) -> ModelCandidate:
         """The chosen candidate."""
         return self.candidates[self.choice]
 
     @property
     def model(self) -> nn.Module:
-        """The chosen model, of columns as they come."""
+        """The chosen model, for unscaled columns."""
         return self.chosen.model
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """Test figures of the chosen model."""
+        """Test scores of the chosen model."""
         return self.chosen.evaluation
 
     @property
     def before(self) -> Evaluation | None:
-        """Test figures of ERM."""
+        """Test scores of the model without weights (ERM)."""
         return self.candidates["erm"].evaluation
 
     @property
     def status(self) -> str:
-        """One sentence."""
+        """The choice and the forecast in one sentence."""
         fit = self.chosen.fit
         return f"{self.gate.status}; {fit.model} model, ridge {fit.ridge:g}; {self.forecast.status}"
 
@@ -115,7 +116,7 @@ class TabularOutcome:
         return f"TabularOutcome({self.status})"
 
     def sample_weights(self) -> dict[str, Float64Array]:
-        """Weights the chosen model was trained with, by site; 1 for ERM."""
+        """Training weights of the chosen model by site; 1 for ERM."""
         chosen = self.chosen
         sizes = {n: len(v) for n, v in chosen.fit.losses.items()}
         if chosen.weights is None:
@@ -125,11 +126,11 @@ class TabularOutcome:
     def write_weights(
         self, folder: Path | str, *, rows: Mapping[str, Any] | None = None
     ) -> dict[str, Path]:
-        """`sample_weights` as a Parquet file for every site (`write_sample_weights`)."""
+        """Write `sample_weights` to a Parquet file for every site (`write_sample_weights`)."""
         return write_sample_weights(folder, self.sample_weights(), rows=rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but models and rows, ready for JSON."""
+        """Return everything except models and rows, ready for JSON."""
         return {
             "status": self.status,
             "choice": self.choice,
@@ -138,7 +139,7 @@ class TabularOutcome:
             "seconds": self.seconds,
             "gate": self.gate.to_dict(),
             "explanations": {k: e.against().to_dict() for k, e in self.explanations.items()},
-            "label_laws": None
+            "label_distributions": None
             if self.marginals is None
             else {
                 side: {n: q.tolist() for n, q in getattr(self.marginals, side).items()}

@@ -1,4 +1,4 @@
-"""Checks of what formulas are given: numbers and short vectors."""
+"""Checks of the inputs of formulas: numbers and short vectors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,11 @@ def number(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> float:
-    """A finite number in [least, ∞) ∩ (above, below)."""
+    """Return a finite number in [least, ∞) ∩ (above, below), or raise InputError."""
     good = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (good and math.isfinite(value) and value >= least and above < value < below):
         raise InputError(f"{name} must be a number{_range(least, above, below)}; got {value!r}")
     return float(value)
-
-
-def count(value: int, name: str) -> int:
-    """A whole number of at least one."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise InputError(f"{name} must be a whole number of at least 1; got {value!r}")
-    return int(value)
 
 
 def vector(
@@ -42,7 +35,10 @@ def vector(
     least: float = -math.inf,
     above: float = -math.inf,
 ) -> Float64Array:
-    """Finite numbers (d,), each in [least, ∞) ∩ (above, ∞); a single one fills `length`."""
+    """Return d finite numbers, each in [least, ∞) ∩ (above, ∞), or raise InputError.
+
+    A single number is repeated `length` times.
+    """
     try:
         v = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -58,8 +54,8 @@ def vector(
     return v
 
 
-def law(values: npt.ArrayLike, name: str, *, length: int | None = None) -> Float64Array:
-    """Probabilities (d,) that sum to one."""
+def distribution(values: npt.ArrayLike, name: str, *, length: int | None = None) -> Float64Array:
+    """Return probabilities (d,) that sum to one, or raise InputError."""
     p = vector(values, name, length=length, least=0.0)
     if not math.isclose(float(p.sum()), 1.0, abs_tol=1e-9):
         raise InputError(f"{name} must sum to one; got {p.sum():.6g}; divide it by its sum")

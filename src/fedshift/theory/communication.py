@@ -1,4 +1,4 @@
-"""What sharing samples for ratios costs, against what training costs anyway."""
+"""Communication for ratios, compared with communication for training."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from fedshift.core.params import whole
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
-    """Bits that one client sends, for ratios and for training.
+    """Bytes that one client sends for ratios and for training.
 
-    The defaults are the paper's example (its appendix on communication): 1000 CIFAR images of
-    8-bit values against 80,000 gradients of a ResNet-18 with 32-bit numbers.
+    The defaults are the example of Ramezani-Kebrya et al. (TMLR 2023, appendix on communication):
+    1000 CIFAR images with 8-bit values, compared with 80,000 gradients of a ResNet-18 with 32-bit
+    numbers.
 
     Attributes
     ----------
     samples, values, sample_bits : int
-        Shared rows, numbers a row, bits a number.
+        Number of shared rows, values per row, bits per value.
     steps, parameters, parameter_bits : int
-        Gradients sent, numbers in each, bits a number.
+        Number of gradients, values per gradient, bits per value.
 
     Examples
     --------
@@ -51,6 +52,6 @@ class Communication:
 
     @property
     def share(self) -> float:
-        """Part of all bytes that goes to the ratios."""
+        """Bytes for the ratios, as a share of all bytes."""
         total = self.shared_bytes + self.training_bytes
         return self.shared_bytes / total if total else 0.0

@@ -1,14 +1,19 @@
-r"""The paper's conditions on weights in the one-hot case: as printed, and as the proofs give them.
+r"""Printed and corrected conditions on weights in the one-hot case.
 
-All measure the weighted estimate on test rows and ERM on *training* rows, as the paper does. With
-s = √(λ'/λ) and ξ = ρ/(ρ + μ), compared term by term (θ_i, σ² and μ_i not zero),
+The conditions are from Ramezani-Kebrya et al. (TMLR 2023), called "the paper" from here on. Each is
+given as printed and as its proof implies it. All conditions evaluate the weighted estimate on test
+rows and ERM (empirical risk minimisation, w = 1) on *training* rows, as the paper does. The symbols
+are those of `fedshift.theory.one_hot`: in coordinate i, λ and λ' are the probabilities in training
+and test data, μ is the number of training rows, w their weight, θ the true coefficient, and B and V
+are bias and variance; ρ is the ridge and σ² the noise. Let s = √(λ'/λ) and ξ = ρ/(ρ + μ). Term by
+term (θ_i, σ² and μ_i not zero),
 
 .. math:: B_i(w) \le B_i^{ERM} \iff w \ge s + \frac{ρ}{μ}(s - 1), \qquad
           V_i(w) \le V_i^{ERM} \iff w \Big(\frac{s - 1}{ξ} + 1\Big) \le 1.
 
-Where ERM too is measured on test rows, s = 1, and both hold for w = 1 only. So these conditions
-are about the change of law more than about the weights; `fedshift.theory.weighting_helps` answers
-the question.
+If ERM is also evaluated on test rows, λ' takes the place of λ. Then s is 1, and both inequalities
+hold for w = 1 only. So these conditions depend more on the change of distribution than on the
+weights. To find out whether weights help, use `fedshift.theory.weighting_helps`.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from fedshift.theory.one_hot import OneHot
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Condition:
-    """An interval for every coordinate's weight, and whether the weight lies in it.
+    """An interval for the weight of every coordinate, and whether the weight lies in it.
 
     Attributes
     ----------
@@ -39,12 +44,12 @@ class Condition:
 
     @property
     def everywhere(self) -> bool:
-        """It holds in every coordinate."""
+        """Whether the condition holds in every coordinate."""
         return bool(self.holds.all())
 
     @property
     def where_not(self) -> tuple[int, ...]:
-        """Coordinates in which it does not hold."""
+        """Coordinates in which the condition does not hold."""
         return tuple(int(i) for i in np.flatnonzero(~self.holds))
 
     def __repr__(self) -> str:
@@ -52,12 +57,13 @@ class Condition:
 
 
 def printed_condition(problem: OneHot) -> Condition:
-    r"""The condition of theorem 2 as printed, said to make the weighted risk no larger than ERM's.
+    r"""Theorem 2's printed condition for a weighted risk that is no larger than the risk of ERM.
 
     .. math:: \sqrt{λ'_i/λ_i} - 1 \le w_i \le ξ_i \sqrt{λ_i/λ'_i}
 
-    It is not sufficient: see `small_weights_example`. The lower limit is necessary for the bias
-    to fall, the proof takes it for sufficient. And with w = λ'/λ it cannot hold everywhere.
+    The condition is not sufficient: see `small_weights_example`. Its lower limit is necessary for a
+    smaller bias, but the proof treats it as sufficient. For w = λ'/λ the condition cannot hold in
+    all coordinates.
 
     Examples
     --------
@@ -73,9 +79,10 @@ def printed_condition(problem: OneHot) -> Condition:
 
 
 def corrected_condition(problem: OneHot) -> Condition:
-    """Theorem 2 as its proof can give it: neither B nor V is above ERM's on training rows.
+    """The condition that theorem 2's proof implies.
 
-    Never met where λ' > λ; where λ' ≤ λ, always met by w = 1.
+    B and V of the weighted estimate are at most those of ERM on training rows. No weight meets the
+    condition where λ' > λ. Where λ' ≤ λ, w = 1 always meets it.
     """
     s, xi = _shift(problem)
     lower = _bias_limit(problem, s, equal=0.0)
@@ -83,13 +90,14 @@ def corrected_condition(problem: OneHot) -> Condition:
 
 
 def printed_counterexample(problem: OneHot) -> Condition:
-    r"""The proposition of the appendix as printed, said to make weighting no better than ERM.
+    r"""The appendix's printed condition for weighting to be no better than ERM.
 
     .. math:: s \ge \max(ξ, 1 - ξ), \qquad
               w \le \min\Big\{\Big(\frac{s - 1}{ξ} + 1\Big)^{-1}, s + \frac{ρ}{μ}(s - 1)\Big\}
 
-    The first of the two limits is turned around: small weights make the variance fall. So weights
-    may well be better where it holds; `appendix_example` with much noise is such a case.
+    The first of the two limits has the wrong direction: small weights lower the variance. So
+    weighting may be better than ERM although the condition holds; `appendix_example` with much
+    noise is such a case.
     """
     s, xi = _shift(problem)
     limits = (
@@ -101,9 +109,10 @@ def printed_counterexample(problem: OneHot) -> Condition:
 
 
 def corrected_counterexample(problem: OneHot) -> Condition:
-    """The proposition as its proof can give it: neither B nor V is below ERM's on training rows.
+    """The appendix's condition as its proof implies it.
 
-    Never met where λ' < λ; where λ' ≥ λ, always met by w = 1.
+    B and V of the weighted estimate are at least those of ERM on training rows. No weight meets the
+    condition where λ' < λ. Where λ' ≥ λ, w = 1 always meets it.
     """
     s, xi = _shift(problem)
     upper = _bias_limit(problem, s, equal=np.inf)
@@ -111,10 +120,10 @@ def corrected_counterexample(problem: OneHot) -> Condition:
 
 
 def appendix_example(*, noise: float = 0.01) -> OneHot:
-    """A problem that meets the appendix's printed condition, with more or less noise.
+    """A problem that meets the appendix's printed condition, for any noise.
 
-    With little noise weighting is worse, as claimed. With much (10, say) it is better, as weights
-    of one half are twice the ridge, and that is what noise asks for.
+    With little noise, weighting is worse, as the paper claims. With much noise (10, say) it is
+    better: weights of one half act as twice the ridge, and much noise needs a larger ridge.
     """
     return OneHot.of(
         train=[0.6, 0.4],
@@ -134,7 +143,7 @@ def _shift(problem: OneHot) -> tuple[Float64Array, Float64Array]:
 
 
 def _bias_limit(problem: OneHot, s: Float64Array, *, equal: float) -> Float64Array:
-    """The weight at which both biases are equal; `equal` where they are so for every weight."""
+    """The weight at which both biases are equal; `equal` where every weight makes them equal."""
     mu = problem.fixed_counts()
     with np.errstate(divide="ignore", invalid="ignore"):
         limit: Float64Array = s + problem.ridge / mu * (s - 1.0)
@@ -146,7 +155,7 @@ def _variance_limit(
 ) -> Float64Array:
     """The weight at which both variances are equal, infinite where no weight is large enough.
 
-    `equal` where there are no rows, as there is no variance then.
+    `equal` where there are no rows, because both variances are then 0.
     """
     slope = (s - 1.0) / xi + 1.0
     with np.errstate(divide="ignore"):

@@ -1,4 +1,8 @@
-"""The constants of ℓ1 and ℓ2 that bounds on the ratio's error need."""
+"""Constants of ℓ1 and ℓ2 for bounds on the error of the ratio.
+
+The losses and A are those of `fedshift.core.bregman`; Â is A on the rows of the samples. "The
+paper" is Ramezani-Kebrya et al. (TMLR 2023).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from fedshift.core.bregman import Divergence, divergence
 from fedshift.errors import InputError
 from fedshift.theory.checks import number
 
-#: places at which a range of ratios is looked at; both ends are among them
+#: points of the grid over a range of ratios, both ends included
 GRID = 4097
 
 
@@ -25,7 +29,8 @@ class LossConstants:
     l1, l2 : float
         Lipschitz constants L1 and L2.
     delta : float
-        Δ ≥ |ℓ1|, |ℓ2|. A constant added to ℓ2 changes no difference of risks, so ℓ2 is centred.
+        Δ, an upper bound on |ℓ1| and |ℓ2|. Adding a constant to ℓ2 does not change differences
+        of risks. So ℓ2 is shifted to be centred at 0, which makes Δ as small as possible.
     floor : float
         inf ℓ1 ≥ 0.
     c : float
@@ -43,12 +48,16 @@ class LossConstants:
             number(getattr(self, name), name, least=0.0)
 
     def eta(self, clients: int, *, c: float | None = None) -> float:
-        r"""A margin the paper leaves as "some constant": η with E[Â] ≥ η for every r in the class.
+        r"""The margin η with E[Â] ≥ η for every ratio model r with values from `low` to `high`.
+
+        `low` and `high` are the arguments of `loss_constants`. The paper says only that some such
+        constant exists. For K clients, the margin follows from
 
         .. math:: E[\hat A] = \int (p^{tr} - C \sum_l p_l^{te})\, ℓ_1(r)
                   \ge \inf ℓ_1 \, (1 - K C)
 
-        as the bracket is never negative where C ≤ 1/sup r*. Zero if there is no such margin.
+        This holds because the bracket is never negative for C ≤ 1/sup r*. η is 0 if there is no
+        such margin.
         """
         return max(0.0, self.floor * (1.0 - clients * (self.c if c is None else c)))
 
@@ -68,8 +77,8 @@ def loss_constants(
 ) -> LossConstants:
     """L1, L2, Δ and inf ℓ1 of a divergence for ratios in [low, high].
 
-    Read off a fine grid with its ends, which is exact where the derivatives are monotone (LSIF,
-    UKL) and good to six digits elsewhere.
+    The constants are computed on a fine grid that includes `low` and `high`. The result is exact
+    for monotone derivatives (LSIF, UKL) and accurate to six digits otherwise.
 
     Parameters
     ----------
@@ -80,8 +89,9 @@ def loss_constants(
     c : float
         C of the non-negative correction, at most 1/sup r*.
     of : {"ratio", "log ratio"}
-        What the class of functions gives. For networks that give log ratios (link exp) take the
-        latter: Talagrand's contraction then passes through the link at no cost.
+        What the ratio model returns. Use "log ratio" for networks that return log ratios
+        (r = exp of the output). L1 and L2 are then Lipschitz constants in the log ratio, so the
+        complexity in the bound is that of the network without exp (Talagrand's contraction).
 
     Examples
     --------
@@ -91,7 +101,7 @@ def loss_constants(
     number(low, "low", above=0.0)
     number(high, "high", above=low)
     if of not in ("ratio", "log ratio"):
-        raise InputError(f"of must be 'ratio' or 'log ratio'; got {of!r}")
+        raise InputError(f"of= must be 'ratio' or 'log ratio'; got {of!r}")
     d = divergence(which, c=number(c, "c", least=0.0))
     start, end = math.log(low), math.log(high)
     if end >= d.log_bound:

@@ -1,25 +1,30 @@
-r"""Does weighting help ridge regression on one-hot rows? The exact answer, by coordinate.
+r"""Exact test of whether weighting helps ridge regression on one-hot rows, by coordinate.
 
-Training rows are unit vectors e_i with probability λ_i, test rows with λ'_i; μ_i rows of the
-training set equal e_i, all with weight w_i. With ridge ρ (lemma 1 of the paper, fixed design)
+"The paper" is Ramezani-Kebrya et al. (TMLR 2023). Rows are unit vectors e_i, with probability λ_i
+in training and λ'_i in test data. μ_i training rows equal e_i, all with weight w_i. θ* are the true
+coefficients and σ² is the variance of the noise. With ridge ρ, the bias and variance of coordinate
+i are (lemma 1 of the paper, fixed design)
 
 .. math:: B_i = \frac{ρ^2 θ_i^2 λ'_i}{(μ_i w_i + ρ)^2}, \qquad
           V_i = \frac{σ^2 λ'_i μ_i w_i^2}{(μ_i w_i + ρ)^2},
 
-and ERM is w = 1. Dividing by w_i² shows what a weight is here: a ridge of ρ/w_i in coordinate i.
-Its best value is σ²/θ_i², so the best weight is ρ θ_i²/σ², whatever λ' is. A weight helps in a
-coordinate exactly when it lies between 1 and the second weight of the same risk
-(`helpful_weights`). B falls in w and V rises: no weight but 1 makes both no larger.
+and empirical risk minimisation (ERM) is w = 1. Dividing numerator and denominator by w_i² shows
+that weight w_i has the same effect as ridge ρ/w_i in coordinate i. The best ridge is σ²/θ_i², so
+the best weight is ρ θ_i²/σ², for any λ'. A weight helps in a coordinate exactly if it lies between
+1 and the other weight that has the same risk as w = 1 (`helpful_weights`). B decreases in w and V
+increases, so only w = 1 makes neither larger.
 
-The paper's theorem 2 and the proposition of its appendix are here as printed, under names that say
-so. Their proofs compare the weighted estimate on test rows with ERM on *training* rows (λ_i in
-place of λ'_i), and each has a slip:
+The paper's theorem 2 and the proposition of its appendix are available as printed, under names that
+start with ``printed_``. Their proofs compare the weighted estimate on test rows with ERM on
+*training* rows (λ_i in place of λ'_i), and each has an error:
 
-* theorem 2 needs (μw + ρ)/(μ + ρ) ≥ √(λ'/λ) and asks w + 1 ≥ √(λ'/λ), which is weaker;
-* the proposition turns w ≥ 1/((√(λ'/λ) − 1)/ξ + 1) around.
+* The proof of theorem 2 needs (μw + ρ)/(μ + ρ) ≥ √(λ'/λ). The printed theorem only asks for
+  w + 1 ≥ √(λ'/λ), which is weaker.
+* With ξ = ρ/(ρ + μ), the proof of the proposition needs w ≥ 1/((√(λ'/λ) − 1)/ξ + 1). The paper
+  prints ≤ instead of ≥.
 
-Besides, w = λ'/λ meets theorem 2's condition only where λ'/λ ≤ ξ^(2/3) < 1, which no two laws do
-everywhere. `weighting_helps` is the comparison to use.
+Also, w = λ'/λ meets theorem 2's condition only where λ'/λ ≤ ξ^(2/3) < 1, which is impossible for
+all coordinates at once. Use `weighting_helps` for the comparison.
 """
 
 from __future__ import annotations
@@ -30,31 +35,32 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
+from fedshift.core.params import whole_number
 from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError
-from fedshift.theory.checks import count, law, number, vector
+from fedshift.theory.checks import distribution, number, vector
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OneHot:
-    """A one-hot ridge regression problem of d coordinates; made by `of`, which checks it.
+    """A one-hot ridge regression problem of d coordinates. Create it with `of`, which checks it.
 
     Attributes
     ----------
     train, test : ndarray (d,)
-        λ and λ'.
+        λ and λ': probability of each coordinate.
     theta : ndarray (d,)
-        θ*.
+        θ*, the true coefficients.
     noise : float
-        σ².
+        σ², the variance of the noise.
     ridge : float
         ρ (the paper's λ).
     weight : ndarray (d,)
-        w.
+        w, the weight of the training rows of each coordinate.
     counts : ndarray (d,) or None
-        μ, training rows of each kind: a fixed design.
+        μ, number of training rows per coordinate: a fixed design.
     n : int or None
-        Training rows drawn from λ: a random design.
+        Number of training rows drawn from λ: a random design.
     """
 
     train: Float64Array
@@ -79,24 +85,24 @@ class OneHot:
         counts: npt.ArrayLike | None = None,
         n: int | None = None,
     ) -> OneHot:
-        """A checked problem.
+        """Create a checked problem.
 
         Parameters
         ----------
-        train, test : laws (d,)
-            Every coordinate must have training probability.
+        train, test : distributions (d,)
+            Every coordinate needs a training probability above 0.
         theta, weight, counts : (d,) or one number for all
-            The weight is the density ratio λ'/λ unless given.
+            The default weight is the density ratio λ'/λ.
         noise, ridge : float
             σ² ≥ 0 and ρ > 0.
         counts, n
-            Give one of the two.
+            Exactly one of the two is required.
         """
-        p = vector(law(train, "train"), "train", above=0.0)
+        p = vector(distribution(train, "train"), "train", above=0.0)
         d = len(p)
-        q = law(test, "test", length=d)
+        q = distribution(test, "test", length=d)
         if (counts is None) == (n is None):
-            raise InputError("give counts (a fixed design) or n (a random design), one of the two")
+            raise InputError("OneHot needs either counts (fixed design) or n (random), not both")
         return cls(
             train=p,
             test=q,
@@ -105,13 +111,13 @@ class OneHot:
             ridge=number(ridge, "ridge", above=0.0),
             weight=vector(q / p if weight is None else weight, "weight", length=d, least=0.0),
             counts=None if counts is None else vector(counts, "counts", length=d, least=0.0),
-            n=None if n is None else count(n, "n"),
+            n=None if n is None else whole_number(n, "n"),
         )
 
     def fixed_counts(self) -> Float64Array:
-        """μ; conditions on it have no meaning in a random design."""
+        """μ of a fixed design; raise InputError for a random design."""
         if self.counts is None:
-            raise InputError("this condition is about a fixed design; give counts in place of n")
+            raise InputError("this condition needs a fixed design; got n; give counts instead")
         return self.counts
 
     def __repr__(self) -> str:
@@ -120,17 +126,17 @@ class OneHot:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Comparison:
-    """Bias and variance by coordinate, with the weights and without.
+class OneHotComparison:
+    """Bias and variance by coordinate, with and without weights.
 
     Attributes
     ----------
     bias, variance : ndarray (d,)
         B_i and V_i with the weights, on test rows.
     plain_bias, plain_variance : ndarray (d,)
-        With weights of one (ERM), on test rows too.
+        B_i and V_i with weights of one (ERM), on test rows.
     printed_plain_bias, printed_plain_variance : ndarray (d,)
-        ERM as the paper's proof measures it, on *training* rows: λ_i in place of λ'_i.
+        B_i and V_i of ERM on *training* rows, as in the paper's proof: λ_i in place of λ'_i.
     """
 
     bias: Float64Array
@@ -147,18 +153,18 @@ class Comparison:
 
     @property
     def plain_excess(self) -> float:
-        """B + V without."""
+        """B + V without weights."""
         return float(self.plain_bias.sum() + self.plain_variance.sum())
 
     @property
     def gain(self) -> Float64Array:
-        """What the weights take off each coordinate's excess risk; negative where they add."""
+        """Decrease of each coordinate's excess risk by the weights; negative where it increases."""
         change: Float64Array = self.plain_bias + self.plain_variance - self.bias - self.variance
         return change
 
     @property
     def helps(self) -> bool:
-        """The weighted estimate has the smaller excess risk."""
+        """Whether the weighted estimate has the smaller excess risk."""
         return self.excess < self.plain_excess
 
     @property
@@ -168,7 +174,7 @@ class Comparison:
 
     @property
     def status(self) -> str:
-        """One sentence."""
+        """The result in one sentence."""
         word = "helps" if self.helps else "does not help"
         bad = ", ".join(str(i) for i in self.where_not[:5])
         more = f" and {len(self.where_not) - 5} more" if len(self.where_not) > 5 else ""
@@ -179,34 +185,34 @@ class Comparison:
         )
 
     def to_dict(self) -> dict[str, Float64Array]:
-        """Columns by name; ``pandas.DataFrame(comparison.to_dict())`` makes a frame of it."""
+        """Return the columns by name, as for ``pandas.DataFrame(comparison.to_dict())``."""
         return {
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "gain": self.gain,
         }
 
     def __repr__(self) -> str:
-        return f"Comparison({self.status})"
+        return f"OneHotComparison({self.status})"
 
 
-def weighting_helps(problem: OneHot) -> Comparison:
-    """The exact comparison of weighted and plain ridge regression, both on test rows.
+def weighting_helps(problem: OneHot) -> OneHotComparison:
+    """Compare weighted and plain ridge regression exactly, both on test rows.
 
-    In a random design each term is its mean over the counts, which are binomial; a sum, no draws.
+    In a random design each term is the exact mean over the counts, which are binomial.
 
     Examples
     --------
-    >>> found = weighting_helps(small_weights_example())
-    >>> found.helps, found.where_not
+    >>> result = weighting_helps(small_weights_example())
+    >>> result.helps, result.where_not
     (False, (0, 1))
-    >>> print(f"{found.excess:.3f} with weights, {found.plain_excess:.4f} without")
+    >>> print(f"{result.excess:.3f} with weights, {result.plain_excess:.4f} without")
     0.445 with weights, 0.0091 without
     """
     one = np.ones_like(problem.weight)
     with_weights = _terms(problem, problem.weight, problem.test)
     plain = _terms(problem, one, problem.test)
     printed = _terms(problem, one, problem.train)
-    return Comparison(
+    return OneHotComparison(
         bias=with_weights[0],
         variance=with_weights[1],
         plain_bias=plain[0],
@@ -217,7 +223,7 @@ def weighting_helps(problem: OneHot) -> Comparison:
 
 
 def _terms(p: OneHot, w: Float64Array, mass: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """B_i and V_i of weights `w` on rows of the law `mass`."""
+    """B_i and V_i of weights `w` on rows with distribution `mass`."""
     size = p.ridge**2 * p.theta**2
     if p.counts is not None:
         shrink = mass / (p.counts * w + p.ridge) ** 2
@@ -233,14 +239,15 @@ def _terms(p: OneHot, w: Float64Array, mass: Float64Array) -> tuple[Float64Array
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HelpfulWeights:
-    """Weights with which a coordinate's excess risk on test rows is no larger than ERM's.
+    """Interval of weights for which a coordinate's excess risk on test rows is at most ERM's.
 
     Attributes
     ----------
     low, high : ndarray (d,)
-        low ≤ w ≤ high; one of them is 1, or both if 1 is the best.
+        low ≤ w ≤ high. One of them is 1, or both if 1 is the best weight.
     best : ndarray (d,)
-        ρ θ²/σ²; infinite without noise, NaN where every weight gives the same.
+        ρ θ²/σ², the weight with the smallest excess risk. It is infinite without noise, and NaN
+        where every weight has the same risk.
     """
 
     low: Float64Array
@@ -253,19 +260,19 @@ class HelpfulWeights:
 
 
 def helpful_weights(problem: OneHot) -> HelpfulWeights:
-    r"""All weights that do no harm, coordinate by coordinate (fixed design).
+    r"""All weights that do no harm, by coordinate (fixed design).
 
-    With a = ρ²θ² and b = σ²μ the risk of a coordinate is λ'(a + bw²)/(μw + ρ)², which falls until
-    w = ρθ²/σ² and rises after. It is at most that of w = 1 between 1 and the other root of a
-    quadratic,
+    With a = ρ²θ² and b = σ²μ the risk of a coordinate is λ'(a + bw²)/(μw + ρ)². It decreases until
+    w = ρθ²/σ² and then increases. The risk is at most the risk at w = 1 for all w between 1 and the
+    other root of a quadratic,
 
-    .. math:: \frac{a (μ + ρ)^2 - (a + b) ρ^2}{b (μ + ρ)^2 - (a + b) μ^2},
+    .. math:: \frac{a (μ + ρ)^2 - (a + b) ρ^2}{b (μ + ρ)^2 - (a + b) μ^2}.
 
-    or for every w ≥ 1 where the denominator is not positive: there even w = ∞ (no ridge) is better.
+    If the denominator is not positive, every w ≥ 1 does no harm; even w = ∞ (no ridge) is better.
 
     Examples
     --------
-    >>> helpful_weights(small_weights_example())  # the weight in the example is 0.05
+    >>> helpful_weights(small_weights_example())  # the weight of the example is 0.05
     HelpfulWeights([1, inf], [1, inf])
     """
     mu, rho = problem.fixed_counts(), problem.ridge
@@ -275,17 +282,17 @@ def helpful_weights(problem: OneHot) -> HelpfulWeights:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         other = np.where(below > 0, np.maximum(0.0, above / below), np.inf)
         best = rho * problem.theta**2 / np.float64(problem.noise)
-    any_weight = (mu == 0) | (a + b == 0)  # no row, or nothing to learn and no noise
+    any_weight = (mu == 0) | (a + b == 0)  # no row, or θ = 0 without noise
     low = np.where(any_weight, 0.0, np.minimum(1.0, other))
     high = np.where(any_weight, np.inf, np.maximum(1.0, other))
     return HelpfulWeights(low=low, high=high, best=np.where(any_weight, np.nan, best))
 
 
 def small_weights_example() -> OneHot:
-    """No shift and weights of .05: theorem 2's condition holds, the risk is 49 times higher.
+    """No shift and weights of .05: theorem 2's condition holds, but the risk is 49 times higher.
 
-    The condition reads 0 ≤ .05 ≤ 1/11 in both coordinates. B + V is .445 with the weights and
-    .0091 without: so small a weight is a ridge of 20 in place of 1.
+    The condition is 0 ≤ .05 ≤ 1/11 in both coordinates. B + V is .445 with the weights and .0091
+    without, because so small a weight acts as a ridge of 20 instead of 1.
     """
     return OneHot.of(
         train=[0.5, 0.5],

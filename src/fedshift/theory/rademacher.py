@@ -1,4 +1,7 @@
-"""How well a class of functions can follow coin flips, exactly and for perceptrons by a bound."""
+"""Rademacher complexity: exact for finite classes, and a bound for perceptrons.
+
+"The paper" is Ramezani-Kebrya et al. (TMLR 2023).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,16 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from fedshift.core.params import whole_number
 from fedshift.core.samples import Float64Array, Rows, as_rows
 from fedshift.errors import InputError
-from fedshift.theory.checks import count, number, vector
+from fedshift.theory.checks import number, vector
 
-#: up to this many rows all sign patterns are enumerated
+#: all sign patterns are enumerated up to this many rows
 ENUMERATE = 16
-#: sign patterns handled at a time
+#: sign patterns per block
 BLOCK = 4096
-#: layers between the linear ones that keep the bound: 1-Lipschitz, φ(az) = aφ(z), or no change
+#: other layers for which the bound holds: 1-Lipschitz with φ(az) = aφ(z), or no change
 HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Flatten, nn.Dropout)
 
 
@@ -30,9 +34,9 @@ class Rademacher:
     ----------
     value : float
     error : float
-        Standard error; 0 where all signs were enumerated.
+        Standard error; 0 if all signs are enumerated.
     functions, n : int
-        Size of the class, number of rows.
+        Number of functions in the class, and number of rows.
     """
 
     value: float
@@ -42,7 +46,7 @@ class Rademacher:
 
     @property
     def exact(self) -> bool:
-        """All sign patterns were enumerated."""
+        """Whether all sign patterns are enumerated."""
         return self.n <= ENUMERATE
 
     def __repr__(self) -> str:
@@ -57,13 +61,14 @@ def rademacher_complexity(
 
     .. math:: \hat R(H) = E_σ \max_{h ∈ H} \Big|\frac1n \sum_i σ_i h(x_i)\Big|
 
-    Its mean over samples of a law is R_n^p(H). Up to `ENUMERATE` rows all signs are tried;
-    beyond, the mean over `draws` random ones is taken.
+    H is the class, and x_1, ..., x_n are the rows. The mean of R̂ over samples of n rows from a
+    distribution p is R_n^p(H). For up to 16 rows (`ENUMERATE`), E_σ is the mean over all patterns
+    of signs σ_i = ±1. For more rows, it is the mean over `draws` random patterns.
 
     Parameters
     ----------
     values : array (functions, n)
-        h(x_i), one row a function.
+        h(x_i), one row per function.
 
     Examples
     --------
@@ -75,14 +80,14 @@ def rademacher_complexity(
         raise InputError(f"values must have shape (functions, n); got {v.shape}")
     functions, n = v.shape
     exact = n <= ENUMERATE
-    signs = _all_signs(n) if exact else _drawn_signs(n, count(draws, "draws"), seed)
+    signs = _all_signs(n) if exact else _drawn_signs(n, whole_number(draws, "draws"), seed)
     most = np.concatenate([np.abs(block @ v.T).max(axis=1) / n for block in signs])
     error = 0.0 if exact else float(most.std() / math.sqrt(len(most)))
     return Rademacher(float(most.mean()), error, functions, n)
 
 
 def _all_signs(n: int) -> Iterator[Float64Array]:
-    """Every pattern up to a common sign, which the absolute value does not see."""
+    """Every pattern up to a common sign, which does not change the absolute value."""
     patterns = 2 ** (n - 1)
     for start in range(0, patterns, BLOCK):
         code = np.arange(start, min(start + BLOCK, patterns))[:, None]
@@ -98,14 +103,14 @@ def _drawn_signs(n: int, draws: int, seed: int) -> Iterator[Float64Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class MLPClass:
-    r"""Perceptrons of depth L whose weight matrices have bounded Frobenius norms.
+    r"""Perceptrons of L layers whose weight matrices W_i have bounded Frobenius norms.
 
     .. math:: R_n^p(H) \le \frac{S (\sqrt{2 L \log 2} + 1) \prod_i \|W_i\|_F}{\sqrt n},
               \qquad S = \sup \|x\|
 
-    (Golowich, Rakhlin and Shamir 2018, theorem 1; the paper's example of its appendix on
+    (Golowich, Rakhlin and Shamir 2018, theorem 1; the example in the paper's appendix on
     perceptrons). Activations must be 1-Lipschitz with φ(az) = aφ(z) for a ≥ 0, such as ReLU. The
-    class holds −h with every h, so the absolute value in R costs nothing.
+    class contains −h for every h, so the absolute value in R does not change the bound.
 
     A linear model is the case L = 1.
 
@@ -114,8 +119,8 @@ class MLPClass:
     norms : tuple of float
         Limits on the norms, first layer first.
     biased : bool
-        The norms count biases, carried as weights of a constant input 1 (see `of`); then S² grows
-        by one.
+        Whether the norms include biases, as weights of a constant input 1 (see `of`). If they
+        do, S² increases by one.
 
     Examples
     --------
@@ -137,20 +142,22 @@ class MLPClass:
 
     @classmethod
     def of(cls, network: nn.Module) -> MLPClass:
-        """The class of networks whose norms are at most those of `network`.
+        """Return the class of networks whose norms are at most those of `network`.
 
-        A layer Wx + b is the matrix [W b] on (x, 1); every layer but the last hands the 1 on, by
-        the row (0, 1): ReLU keeps it. Frobenius norms are then √(‖W‖² + ‖b‖² + 1), and
-        √(‖W‖² + ‖b‖²) for the last layer.
+        A layer Wx + b is the matrix [W b] on (x, 1). In every layer but the last, an extra row
+        (0, 1) passes the constant 1 on to the next layer; ReLU leaves 1 unchanged. Frobenius norms
+        are then √(‖W‖² + ‖b‖² + 1), and √(‖W‖² + ‖b‖²) for the last layer.
 
-        The bound is for norms fixed before the data were seen. Read off a trained network it says
-        how large the bound is, not that it holds with the stated probability.
+        The bound holds for norms chosen before the data are known. With the norms of a trained
+        network, the formula gives an idea of the bound's size, but the bound need not hold with the
+        stated probability.
 
         Parameters
         ----------
         network : Module
-            Linear layers with ReLU, LeakyReLU, Flatten or Dropout between them, no link at the
-            end: the Lipschitz constants of the losses take that in.
+            Linear layers with ReLU, LeakyReLU, Flatten or Dropout between them, and no
+            activation after the last layer, because the Lipschitz constants of the losses already
+            include the map from the network's output to the ratio.
         """
         layers = _linear_layers(network)
         biased = any(layer.bias is not None for layer in layers)
@@ -164,7 +171,7 @@ class MLPClass:
 
     @property
     def depth(self) -> int:
-        """L."""
+        """L, the number of layers."""
         return len(self.norms)
 
     @property
@@ -173,11 +180,11 @@ class MLPClass:
         return math.prod(self.norms)
 
     def complexity(self, *, n: int, radius: float) -> float:
-        """The bound on R_n^p for rows no longer than `radius`."""
+        """The bound on R_n^p for `n` rows of norm at most `radius`."""
         s = number(radius, "radius", least=0.0)
         s = math.hypot(s, 1.0) if self.biased else s
         root = math.sqrt(2.0 * self.depth * math.log(2.0)) + 1.0
-        return s * root * self.product / math.sqrt(count(n, "n"))
+        return s * root * self.product / math.sqrt(whole_number(n, "n"))
 
     def __repr__(self) -> str:
         norms = ", ".join(f"{v:.3g}" for v in self.norms)
@@ -193,14 +200,14 @@ def _linear_layers(network: nn.Module) -> list[nn.Linear]:
         if isinstance(part, nn.Linear):
             if layers and part.in_features != layers[-1].out_features:
                 raise InputError(
-                    f"network must be a chain of linear layers; got {layers[-1]} before {part}; "
-                    "skip connections are outside the class"
+                    f"network must be a chain of linear layers; got {layers[-1]} before {part}: "
+                    "sizes differ; fix them, or remove skip connections: the bound excludes them"
                 )
             layers.append(part)
         elif not isinstance(part, HOMOGENEOUS):
             raise InputError(
                 f"network must be linear layers with ReLU between them; got {part}, for which the "
-                "bound does not hold; leave out a link, and take ReLU as activation"
+                "bound does not hold; use ReLU, and no activation after the last layer"
             )
     if not layers or layers[-1].out_features != 1:
         raise InputError(
@@ -211,6 +218,6 @@ def _linear_layers(network: nn.Module) -> list[nn.Linear]:
 
 
 def radius(rows: Rows, *, name: str = "rows") -> float:
-    """The longest row, a lower estimate of S = sup ‖x‖ of its law."""
+    """Largest norm of a row. It is at most S = sup ‖x‖ of the distribution of the rows."""
     x = as_rows(rows, name=name)
     return float(np.linalg.norm(x.reshape(len(x), -1).astype(np.float64), axis=1).max())

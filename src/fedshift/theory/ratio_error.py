@@ -1,7 +1,11 @@
-r"""How far an estimated ratio can lie from the best of its class: the paper's theorem 1, by terms.
+r"""Bound on the error of an estimated ratio, term by term.
 
-For client k of K, r̂ the minimiser of the empirical non-negative risk and r* that of the true
-Bregman risk BD over a class H, with probability at least 1 − δ
+This is theorem 1 of Ramezani-Kebrya et al. (TMLR 2023), called "the paper" from here on. For client
+k of K, let r̂ minimise the empirical non-negative risk max(0, Â) + B̂ over a class H. Here r* is
+the member of H with the smallest true Bregman risk BD. ℓ1, f, A and B are those of
+`fedshift.core.bregman`, and ℓ2 = C ℓ1 − f'. Â and B̂ are A and B computed from the rows.
+`LossConstants` explains L1, L2, Δ and η. R is the Rademacher complexity of H. With probability at
+least 1 − δ
 
 .. math:: BD(\hat r) - BD(r^*) \le 8 L_1 R^{tr} + 8 (C L_1 + L_2) \sum_l R_l^{te} + Ψ
 
@@ -10,9 +14,10 @@ Bregman risk BD over a class H, with probability at least 1 − δ
           + 2 (1 + K C) Δ
           \exp\Big(\frac{-2 η^2}{Δ^2 / n^{tr} + \sum_l C^2 Δ^2 / n_l^{te}}\Big).
 
-These are the constants of the proof, which hold for ℓ1 ≥ 0 (`fedshift.core.bregman` makes it so;
-the printed ℓ1 of LSIF is negative below one, and then the exponent would be four times too
-large). The statement in the paper's main text drops L2 and writes C² for (1 + C)²; see
+These are the constants of the proof. They hold for ℓ1 ≥ 0, which `fedshift.core.bregman` ensures.
+(With the printed ℓ1 of LSIF, which is negative for ratios below one, the exponent of the last term
+would have to be divided by four.) The
+theorem in the paper's main text omits L2 and has C² instead of (1 + C)²; see
 `printed_ratio_error_bound`.
 """
 
@@ -27,37 +32,39 @@ import numpy.typing as npt
 from torch import nn
 
 from fedshift.core.bregman import Divergence
+from fedshift.core.params import whole_number
 from fedshift.core.samples import Rows, as_rows
 from fedshift.errors import InputError
-from fedshift.theory.checks import count, number, vector
+from fedshift.theory.checks import number, vector
 from fedshift.theory.losses import LossConstants, loss_constants
 from fedshift.theory.rademacher import MLPClass, radius
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatioError:
-    """Terms of the bound on one client's ratio error, and what they were made of.
+    """Terms of the bound on one client's ratio error, and the inputs of the bound.
 
     Attributes
     ----------
     train_term : float
-        8 L1 R_tr: how well the class follows noise at the client's training rows.
+        8 L1 R_tr: how well the class can fit noise on the client's training rows.
     test_term : float
-        8 (C L1 + L2) Σ_l R_te: the same at all clients' test rows.
+        8 (C L1 + L2) Σ_l R_te: how well the class can fit noise on all clients' test rows.
     deviation : float
-        The part of Ψ that shrinks like 1/√n: an unlucky sample.
+        The part of Ψ that shrinks like 1/√n, from the randomness of the sample.
     bias : float
-        The part of Ψ that shrinks exponentially: the clamp acts where it should not.
+        The part of Ψ that shrinks exponentially: the bias that max(0, Â) causes in samples where
+        Â < 0 although its mean is positive.
     bound_term : float
-        2 K Δ |C̃ − C|, where C was estimated.
+        2 K Δ |C̃ − C|, if C is replaced by an estimate C̃.
     delta : float
-        The bound may fail with this probability.
+        The bound fails with at most this probability.
     losses : LossConstants
     n_train : int
     n_test : tuple of int
-        One number a client.
+        One number per client.
     eta : float
-        The margin η of the bias.
+        η, a lower limit of E[Â], which is used in `bias`.
     c_error : float
         |C̃ − C|.
     """
@@ -76,7 +83,7 @@ class RatioError:
 
     @property
     def clients(self) -> int:
-        """K, the number of test laws."""
+        """K, the number of test distributions."""
         return len(self.n_test)
 
     @property
@@ -97,28 +104,28 @@ class RatioError:
 
     @property
     def trivial(self) -> float:
-        """2 (1 + K + K C) Δ: no two risks differ by more, whatever was estimated."""
+        """2 (1 + K + K C) Δ: the difference of two risks never exceeds this value."""
         return 2.0 * (1.0 + self.clients * (1.0 + self.losses.c)) * self.losses.delta
 
     @property
     def vacuous(self) -> bool:
-        """The bound says no more than is true of any ratio in the class."""
+        """Whether the bound is at least `trivial`, and so holds for any ratio in the class."""
         return self.total >= self.trivial
 
     @property
     def status(self) -> str:
-        """One sentence."""
+        """The result in one sentence."""
         largest = max(self.terms, key=lambda name: self.terms[name])
-        says = (
-            f"says nothing here: {self.total:.3g} is above {self.trivial:.3g}, which always holds"
+        words = (
+            f"is vacuous: {self.total:.3g}, but no error exceeds {self.trivial:.3g}"
             if self.vacuous
             else f"is {self.total:.3g} with probability {1.0 - self.delta:.3g}"
         )
         share = self.terms[largest] / self.total if self.total else 0.0
-        return f"the bound on the ratio's error {says}; {share:.0%} of it is {largest}"
+        return f"the bound on the ratio's error {words}; the largest term is {largest}, {share:.0%}"
 
     def to_dict(self) -> dict[str, float]:
-        """Terms, total and trivial limit by name."""
+        """Return terms, total, trivial limit and δ by name."""
         return {**self.terms, "total": self.total, "trivial": self.trivial, "delta": self.delta}
 
     def __repr__(self) -> str:
@@ -137,26 +144,27 @@ def ratio_error_bound(
     eta: float | None = None,
     c_error: float = 0.0,
 ) -> RatioError:
-    r"""The bound on one client's ratio error with the constants of the proof (see the module).
+    r"""Bound on one client's ratio error with the constants of the proof (see the module).
 
     Parameters
     ----------
     losses : LossConstants
         See `loss_constants`.
     train_complexity : float
-        R of the class on the client's training law, with `n_train` rows.
+        R of the class on the client's training distribution, with `n_train` rows.
     test_complexity : array (K,)
-        R on every client's test law.
+        R on every client's test distribution.
     n_train : int
     n_test : int or K of them
-        Rows of the laws.
+        Number of rows of each distribution.
     delta : float
-        Probability with which the bound may fail.
+        Largest probability with which the bound fails.
     eta : float, optional
-        inf_r E[Â]; by default `LossConstants.eta`, which the proof leaves open.
+        η, the smallest E[Â] over all r in the class. The proof leaves its value open; by default it
+        is `LossConstants.eta`.
     c_error : float
-        |C̃ − C|, if `losses.c` is an estimate C̃: adds 2 K Δ |C̃ − C|, and the bias is taken at
-        the largest C it may be. `BoundError` gives its order.
+        |C̃ − C|, if `losses.c` is an estimate C̃. This error adds 2 K Δ |C̃ − C|, and the bias is
+        computed for C̃ + |C̃ − C|, the largest possible C. `BoundError` gives the order of c_error.
 
     Examples
     --------
@@ -169,7 +177,7 @@ def ratio_error_bound(
     """
     r_test = vector(test_complexity, "test_complexity", least=0.0)
     k = len(r_test)
-    n_train, n_tests = count(n_train, "n_train"), _sizes(n_test, k)
+    n_train, n_tests = whole_number(n_train, "n_train"), _sizes(n_test, k)
     number(delta, "delta", above=0.0, below=1.0)
     extra = number(c_error, "c_error", least=0.0)
     if eta is None:
@@ -199,14 +207,14 @@ def printed_ratio_error_bound(
     n_test: int | Sequence[int],
     delta: float = 0.05,
 ) -> RatioError:
-    r"""Theorem 1 as printed in the main text, an order of magnitude: all constants taken as one.
+    r"""Theorem 1 as printed in the main text: an order of magnitude, with all constants set to one.
 
     .. math:: R^{tr} + C \sum_l R_l^{te} + \sqrt{Υ \log\tfrac1δ} + K C Δ e^{-1/Υ},
               \qquad Υ = Δ^2 \Big(\frac1{n^{tr}} + \frac{C^2 K}{n^{te}}\Big)
 
-    Not what the proof gives. There Σ R_te carries C L1 + L2 and 1/n_te carries (1 + C)²: the risk
-    holds E_te f'(r) whatever C is, so for small C, that is for strong shift, the test rows' noise
-    stays while here it vanishes. Take `ratio_error_bound`.
+    The proof gives another result: Σ R_te has the factor C L1 + L2, and 1/n_te has (1 + C)². The
+    test rows enter the risk through E_te f'(r) even if C is small. So under strong shift (small C)
+    their noise remains, but in the printed formula it vanishes. Use `ratio_error_bound` instead.
     """
     base = ratio_error_bound(
         losses=losses,
@@ -239,21 +247,21 @@ def mlp_ratio_error_bound(
     delta: float = 0.05,
     c_error: float = 0.0,
 ) -> RatioError:
-    """The bound for perceptrons that give log ratios, with Frobenius norms and the rows' lengths.
+    """Bound for perceptrons that return log ratios, from Frobenius norms and the rows' norms.
 
-    Corollary 1 of the paper, with its O(·) written out: R_tr and R_te are those of
-    `MLPClass.complexity`. The longest row seen stands for the longest possible one.
+    This is corollary 1 of the paper with explicit constants: R_tr and R_te are those of
+    `MLPClass.complexity`. The largest norm in the sample replaces the largest possible norm.
 
     Parameters
     ----------
     network : Module or MLPClass
-        Rows to log ratios; see `MLPClass.of`.
+        Maps rows to log ratios; see `MLPClass.of`.
     train : rows (n, …)
         The client's training rows.
     test : mapping of client to rows
-        Test rows of all clients whose laws are in the ratio.
+        Test rows of all clients whose distributions are in the ratio.
     which, low, high, c
-        See `loss_constants`; log ratios outside [log low, log high] must be cut.
+        See `loss_constants`. Log ratios must be clipped to [log low, log high].
     """
     family = MLPClass.of(network) if isinstance(network, nn.Module) else network
     if not test:
@@ -276,7 +284,7 @@ def mlp_ratio_error_bound(
 
 @dataclass(frozen=True)
 class AllClients:
-    """A bound that holds for all clients at once (the paper's corollary 2, a union bound).
+    """Bound that holds for all clients at once (the paper's corollary 2, a union bound).
 
     Attributes
     ----------
@@ -296,7 +304,7 @@ class AllClients:
 
     @property
     def delta(self) -> float:
-        """Σ_k δ_k: the bound may fail with this probability."""
+        """Σ_k δ_k: the bound fails with at most this probability."""
         return sum(bound.delta for bound in self.bounds.values())
 
     @property
@@ -306,12 +314,12 @@ class AllClients:
 
     @property
     def total(self) -> float:
-        """max_k of the clients' bounds."""
+        """Largest of the clients' bounds."""
         return self.bounds[self.worst].total
 
     @property
     def printed_total(self) -> float:
-        """The corollary as printed: every term with the worst client's numbers, so no smaller."""
+        """The corollary as printed. Each term uses its worst client, so it is at least `total`."""
         each = list(self.bounds.values())
         n = min(b.n_train for b in each)
         c = max(b.losses.c for b in each)
@@ -327,7 +335,7 @@ class AllClients:
 
     @property
     def status(self) -> str:
-        """One sentence."""
+        """The result in one sentence."""
         return (
             f"with probability {1.0 - self.delta:.3g} no client's ratio error is above "
             f"{self.total:.3g} (largest for {self.worst!r})"
@@ -341,9 +349,10 @@ def _sizes(n_test: int | Sequence[int], clients: int) -> tuple[int, ...]:
     each = list(n_test) if isinstance(n_test, Sequence | np.ndarray) else [n_test] * clients
     if len(each) != clients:
         raise InputError(
-            f"n_test must be one number, or one for each of {clients} laws; got {len(each)}"
+            f"n_test must be one number, or one for each of {clients} distributions; got "
+            f"{len(each)}"
         )
-    return tuple(count(n, "n_test") for n in each)
+    return tuple(whole_number(n, "n_test") for n in each)
 
 
 def _deviation(losses: LossConstants, n: int, n_test: Sequence[int], delta: float) -> float:

@@ -1,4 +1,8 @@
-r"""Excess risk of weighted ridge regression: bias and variance of the paper's lemma 1.
+r"""Excess risk of weighted ridge regression: bias and variance.
+
+Bias and variance are those of lemma 1 of Ramezani-Kebrya et al. (TMLR 2023), called "the paper"
+from here on. Let X be the training rows x_i, W the diagonal matrix of their weights w_i, λ the
+ridge, σ² the variance of the noise ε, and Σ^te = E[x xᵀ] over test rows. Then
 
 .. math:: \hat θ = \arg\min_θ \sum_i w_i (θ^\top x_i - y_i)^2 + λ \|θ\|^2,
           \qquad y_i = θ_*^\top x_i + ε_i
@@ -6,12 +10,12 @@ r"""Excess risk of weighted ridge regression: bias and variance of the paper's l
 .. math:: B = λ^2\, θ_*^\top S^{-1} Σ^{te} S^{-1} θ_*, \quad
           V = σ^2 \mathrm{tr}(S^{-1} X^\top W^2 X S^{-1} Σ^{te}), \quad S = X^\top W X + λ I
 
-B + V is the excess of the *squared* error, E[(θ̂ᵀx − θ*ᵀx)²] on test rows, as the paper's proof has
-it. The risk L of its text carries a factor ½, and with that factor the excess is (B + V)/2.
+B + V is the excess of the *squared* error, E[(θ̂ᵀx − θ*ᵀx)²] on test rows, as in the paper's proof.
+The risk L of the paper's text has a factor ½; with this factor, the excess is (B + V)/2.
 
-The noise must have mean zero given x: the linear model is right on training and test rows alike,
-only p(x) shifts. Then bias comes from the ridge alone, and without a ridge weights have nothing to
-mend: by Gauss and Markov equal weights have the least variance.
+The noise must have mean zero given x: the linear model is correct on training and test rows, and
+only p(x) shifts. Then bias comes from the ridge alone. Without a ridge, weights cannot help: equal
+weights have the least variance (Gauss and Markov).
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.params import whole_number
 from fedshift.core.samples import Float64Array, Rows, as_rows
 from fedshift.errors import InputError
-from fedshift.theory.checks import count, number, vector
+from fedshift.theory.checks import number, vector
 
-#: makes training rows (n, d) and their weights (n,), or None for equal ones
-Draw = Callable[[np.random.Generator], tuple[npt.ArrayLike, npt.ArrayLike | None]]
+#: draws training rows (n, d) and their weights (n,), or None for equal weights
+DesignSampler = Callable[[np.random.Generator], tuple[npt.ArrayLike, npt.ArrayLike | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +45,9 @@ class RidgeRisk:
     bias, variance : float
         B and V.
     bias_error, variance_error : float
-        Standard errors, where designs were drawn.
+        Standard errors of bias and variance over random designs; 0 for a fixed design.
     designs : int
-        Training sets averaged over; 1 for a fixed design.
+        Number of training sets in the average; 1 for a fixed design.
     """
 
     bias: float
@@ -63,7 +68,7 @@ class RidgeRisk:
 
 
 def second_moment(rows: Rows, *, weight: npt.ArrayLike | None = None) -> Float64Array:
-    """E[x xᵀ] of rows (n, d), not centred; Σ_te if the rows are test rows.
+    """E[x xᵀ] of rows (n, d), not centred. For test rows this is Σ_te.
 
     Examples
     --------
@@ -86,26 +91,27 @@ def fixed_design(
     ridge: float,
     moment: npt.ArrayLike,
 ) -> RidgeRisk:
-    """Bias and variance with these training rows, over the noise of their labels.
+    """Bias and variance for fixed training rows, over the noise of their labels.
 
     Parameters
     ----------
     x : rows (n, d)
     weight : (n,), optional
-        Density ratios; None means one each (ERM).
+        Density ratios; None means weights of one (ERM).
     theta : (d,)
-        θ*.
+        θ*, the true coefficients.
     noise : float
         σ², the variance of the labels' noise.
     ridge : float
-        λ ≥ 0. The sum of losses is not divided by n, so λ does not grow with it.
+        λ ≥ 0. The loss is a sum over rows, not a mean, so the same λ has less effect with more
+        rows.
     moment : (d, d)
         Σ_te; see `second_moment`.
 
     Raises
     ------
     InputError
-        If S is singular: too few rows with weight for a ridge of zero.
+        If S is singular, because the ridge is zero and too few rows have a weight above zero.
 
     Examples
     --------
@@ -126,7 +132,7 @@ def fixed_design(
     if values[0] <= values[-1] * d * np.finfo(np.float64).eps:
         raise InputError(
             f"XᵀWX + ridge·I must be invertible; got rank below {d} with ridge {size:g}; "
-            "give a ridge above zero or more rows with weight"
+            "set a ridge above zero, or add rows with weights above zero"
         )
     inverse = (basis / values) @ basis.T
     shrunk = size * (inverse @ t)
@@ -137,7 +143,7 @@ def fixed_design(
 
 def random_design(
     *,
-    draw: Draw,
+    draw: DesignSampler,
     theta: npt.ArrayLike,
     noise: float,
     ridge: float,
@@ -145,14 +151,15 @@ def random_design(
     designs: int = 1000,
     seed: int = 0,
 ) -> RidgeRisk:
-    """Bias and variance averaged over training sets too, with standard errors.
+    """Mean bias and variance over random training sets, with standard errors.
 
     Parameters
     ----------
     draw : callable
         Generator ↦ (training rows (n, d), weights (n,) or None).
     designs : int
-        Training sets drawn. The noise of labels needs no draws: its part is exact in each.
+        Number of training sets to draw. For each set, the mean over the label noise is computed
+        exactly, not simulated.
     theta, noise, ridge, moment
         See `fixed_design`.
 
@@ -165,7 +172,7 @@ def random_design(
     """
     rng = np.random.default_rng(seed)
     each = []
-    for _ in range(count(designs, "designs")):
+    for _ in range(whole_number(designs, "designs")):
         x, weight = draw(rng)
         each.append(
             fixed_design(x=x, weight=weight, theta=theta, noise=noise, ridge=ridge, moment=moment)

@@ -1,4 +1,8 @@
-"""Do the eigenvalues of training and test data lie near enough for weighting to help?"""
+"""Eigenvalue check: whether training and test spectra are close enough for weights to help.
+
+The condition is remark 1 after theorem 2 of Ramezani-Kebrya et al. (TMLR 2023), called "the paper"
+from here on.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ import numpy.typing as npt
 from fedshift.core.samples import Float64Array, Rows, as_rows
 from fedshift.errors import InputError
 
-#: why the condition does not hold in a direction
-REASONS = ("no training variance", "no test variance", "too much more test variance")
+#: reasons why the condition fails in a direction
+REASONS = ("no training variance", "no test variance", "test variance too large")
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,15 +27,16 @@ class Spectrum:
     Attributes
     ----------
     train, test : ndarray (d,)
-        λ_i and λ'_i.
+        λ_i and λ'_i, the eigenvalues of training and test rows.
     ratio : ndarray (d,)
         √(λ'_i / λ_i); NaN where λ_i vanishes.
     limit : ndarray (d,)
-        (1 + √(1 + 4 ξ_i)) / 2 with ξ_i = ridge / (ridge + μ_i), μ_i = n λ_i.
+        (1 + √(1 + 4 ξ_i)) / 2 with ξ_i = ridge / (ridge + μ_i), μ_i = n λ_i, for
+        n training rows.
     holds : bool ndarray (d,)
-        0 < ratio < limit, False where λ_i vanishes.
+        0 < ratio < limit; False where λ_i vanishes.
     vanishing : bool ndarray (d,)
-        λ_i is rounding: no more than a few machine epsilons of the largest.
+        Whether λ_i is rounding error: at most a few machine epsilons of the largest eigenvalue.
     """
 
     train: Float64Array
@@ -43,30 +48,33 @@ class Spectrum:
 
     @property
     def n_holding(self) -> int:
-        """Directions in which the condition holds."""
+        """Number of directions in which the condition holds."""
         return int(self.holds.sum())
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """One of `REASONS` for every direction, or an empty string where the condition holds."""
+        """Why the condition fails in each direction; an empty string where it holds.
+
+        A reason is "no training variance", "no test variance" or "test variance too large".
+        """
         masks = (self.holds, self.vanishing, self.ratio == 0)
         return tuple(str(w) for w in np.select(masks, ("", *REASONS[:2]), default=REASONS[2]))
 
     @property
     def failing(self) -> dict[str, tuple[int, ...]]:
-        """Directions that fail, by reason."""
+        """Directions in which the condition fails, by reason."""
         why = np.array(self.reasons)
         each = {r: tuple(int(i) for i in np.flatnonzero(why == r)) for r in REASONS}
         return {reason: where for reason, where in each.items() if where}
 
     @property
     def status(self) -> str:
-        """One sentence."""
-        whole = f"the condition holds for {self.n_holding} of {len(self.train)} directions"
-        return "; ".join([whole, *(f"{len(i)}: {why}" for why, i in self.failing.items())])
+        """The result in one sentence."""
+        text = f"the eigenvalue condition holds in {self.n_holding} of {len(self.train)} directions"
+        return "; ".join([text, *(f"{len(i)}: {why}" for why, i in self.failing.items())])
 
     def to_dict(self) -> dict[str, Any]:
-        """Columns by name; ``pandas.DataFrame(spectrum.to_dict())`` makes a frame of it."""
+        """Return the columns by name, as for ``pandas.DataFrame(spectrum.to_dict())``."""
         names = ("train", "test", "ratio", "limit", "holds")
         return {**{name: getattr(self, name) for name in names}, "reason": list(self.reasons)}
 
@@ -87,31 +95,31 @@ class Spectra:
 
     @property
     def n_holding(self) -> int:
-        """Directions in which the condition holds, over all clients."""
+        """Number of directions in which the condition holds, over all clients."""
         return sum(s.n_holding for s in self.clients.values())
 
     @property
     def n(self) -> int:
-        """Directions, over all clients."""
+        """Number of directions, over all clients."""
         return sum(len(s.train) for s in self.clients.values())
 
     @property
     def worst(self) -> str:
-        """The client with the smallest share of directions in which it holds."""
+        """The client with the smallest share of directions in which the condition holds."""
         return min(self.clients, key=lambda k: float(self.clients[k].holds.mean()))
 
     @property
     def status(self) -> str:
-        """One sentence."""
+        """The result in one sentence."""
         low = self.clients[self.worst]
         return (
-            f"the condition holds for {self.n_holding} of {self.n} directions of "
-            f"{len(self.clients)} clients; fewest for {self.worst!r}: {low.n_holding} of "
+            f"the eigenvalue condition holds in {self.n_holding} of {self.n} directions of "
+            f"{len(self.clients)} clients; fewest at {self.worst!r}: {low.n_holding} of "
             f"{len(low.train)}"
         )
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One dict a client, ready for JSON: how many directions hold, and fail for what reason."""
+        """Return one dict per client for JSON: numbers of directions that hold and that fail."""
         return [
             {
                 "client": name,
@@ -143,28 +151,30 @@ def eigenvalue_check(
     r"""Compare the spectra of training and test rows (remark 1 after the paper's theorem 2).
 
     .. math:: \sqrt{λ'_i / λ_i} \in \Big(0, \tfrac{1 + \sqrt{1 + 4 ξ_i}}{2}\Big),
-              \qquad ξ_i = \frac{λ}{λ + μ_i}
+              \qquad ξ_i = \frac{ρ}{ρ + μ_i}, \quad μ_i = n λ_i
 
-    It is the condition under which *some* weight meets the printed bound of the theorem. It says
-    nothing about which weight (the density ratio meets it in no problem in all directions), and
-    the printed bound itself is not sufficient: see `fedshift.theory.printed_condition`.
+    λ_i and λ'_i are the eigenvalues of training and test rows, n is the number of training rows and
+    ρ the ridge. Under this condition *some* weight meets the theorem's printed condition on weights
+    (`fedshift.theory.printed_condition`). The check does not show which weight: the density ratio
+    never meets the printed condition in all directions. Besides, the printed condition is not
+    sufficient for weights to help.
 
     Parameters
     ----------
     train, test : rows (n, …), (m, …)
-        Flattened; not centred.
+        Rows are flattened to vectors and are not centred.
     ridge : float
-        λ of ridge regression.
+        ρ, the strength of ridge regression (the paper's λ).
     pair : {"rank", "direction"}
-        "rank" compares the i-th largest eigenvalues, as the paper's figures do, though they may
-        belong to different directions. "direction" compares λ_i with the test rows' second moment
-        along the same eigenvector, v_iᵀ E[x xᵀ] v_i, which is what the one-hot case has.
+        "rank" compares the i-th largest eigenvalues, as in the paper's figures. Such eigenvalues
+        may belong to different directions. "direction" compares λ_i with the test rows' second
+        moment along the same eigenvector v_i, v_iᵀ E[x xᵀ] v_i, as in the one-hot case.
 
     Examples
     --------
     >>> x = np.random.default_rng(0).normal(size=(500, 3))
     >>> eigenvalue_check(train=x, test=0.5 * x)
-    Spectrum(the condition holds for 3 of 3 directions)
+    Spectrum(the eigenvalue condition holds in 3 of 3 directions)
     """
     if not 0 < ridge < np.inf:
         raise InputError(f"ridge must be a positive number; got {ridge!r}")
@@ -189,7 +199,7 @@ def eigenvalue_checks(
     ridge: float = 1.0,
     pair: Pairing = "rank",
 ) -> Spectra:
-    """`eigenvalue_check` of every client, its training rows against its own test rows.
+    """Run `eigenvalue_check` for every client, with its training rows and its own test rows.
 
     Parameters
     ----------
@@ -200,7 +210,7 @@ def eigenvalue_checks(
     --------
     >>> x = np.random.default_rng(0).normal(size=(500, 2))
     >>> eigenvalue_checks(train={"a": x, "b": x}, test={"a": x, "b": x * [0.5, 9.0]})
-    Spectra(the condition holds for 3 of 4 directions of 2 clients; fewest for 'b': 1 of 2)
+    Spectra(the eigenvalue condition holds in 3 of 4 directions of 2 clients; fewest at 'b': 1 of 2)
     """
     if not train or set(train) != set(test):
         raise InputError(
@@ -216,14 +226,14 @@ def eigenvalue_checks(
 
 
 def _second_moments(train: Rows, test: Rows) -> tuple[int, tuple[Float64Array, Float64Array]]:
-    """Number of training rows; E[x xᵀ] of both sides."""
+    """Number of training rows, and E[x xᵀ] of training and test rows."""
     x, z = (
         rows.reshape(len(rows), -1).astype(np.float64, copy=False)
         for rows in (as_rows(train, name="train"), as_rows(test, name="test"))
     )
     if x.shape[1] != z.shape[1]:
         raise InputError(
-            f"train and test must have as many columns; got {x.shape[1]} and {z.shape[1]}"
+            f"train and test must have equally many columns; got {x.shape[1]} and {z.shape[1]}"
         )
     return len(x), (x.T @ x / len(x), z.T @ z / len(z))
 
@@ -231,7 +241,7 @@ def _second_moments(train: Rows, test: Rows) -> tuple[int, tuple[Float64Array, F
 def _eigenvalues(
     train: Float64Array, test: Float64Array, *, pair: Pairing
 ) -> tuple[Float64Array, Float64Array]:
-    """Both spectra, largest training eigenvalue first; rounding below zero is cut."""
+    """Both spectra, largest training eigenvalue first; negative rounding errors become 0."""
     values, basis = np.linalg.eigh(train)
     along = np.linalg.eigvalsh(test) if pair == "rank" else np.sum(basis * (test @ basis), axis=0)
     return values[::-1].clip(min=0.0), along[::-1].clip(min=0.0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedshift.data.tables import Encoded, Encoder, Sites
@@ -69,7 +69,7 @@ def test_columns_and_the_features_they_are_made_of(encoded: Encoded) -> None:
     assert encoded.federation.columns == tuple(encoded.columns)
     assert encoded.classes == ("ill", "well")
     assert any(
-        "Column 'ward': 1 of 4 values are rare ('rare') and share a column." in n
+        "Column 'ward': 1 of 4 values are rare ('rare') and share the column (other)." in n
         for n in encoded.notes
     )
 
@@ -85,14 +85,12 @@ def test_repr_and_task(encoded: Encoded) -> None:
 def test_without_indicators() -> None:
     made = Sites.of({"s": (frame(300, 1), frame(50, 2))}).encode(indicators=False)
     assert not any("missing" in c for c in made.columns)
-    assert any(
-        "without a value, and no column tells; filled with the mean" in n for n in made.notes
-    )
+    assert any("without a value; filled with the training mean" in n for n in made.notes)
 
 
 def bits(made: Encoded) -> list[bytes]:
     parts = [a.tobytes() for c in made.federation for a in (c.x, c.y, c.test_x)]
-    return [*parts, json.dumps(made.encoder.to_dict()).encode(), repr(made.left).encode()]
+    return [*parts, json.dumps(made.encoder.to_dict()).encode(), repr(made.sums).encode()]
 
 
 LABELS = st.sampled_from(["ill", "well", "ILL", "?", "", "unknown", "other", "1", "1,5", "inf"])
@@ -156,7 +154,7 @@ def test_what_is_no_encoder(tmp_path: Path, encoded: Encoded, broken: Any) -> No
         with pytest.raises(InputError):
             Encoder.from_dict({**table, "codes": codes})
     table["codes"][0]["feature"] = "gone"
-    with pytest.raises(InputError, match="no feature 'gone'"):
+    with pytest.raises(InputError, match=r"feature must be one of .*got 'gone'"):
         Encoder.from_dict(table)
     (tmp_path / "e.json").write_text("{")
     with pytest.raises(InputError, match="must hold an encoder as JSON"):
@@ -181,18 +179,18 @@ def test_new_rows(encoded: Encoded) -> None:
     assert batch.x[:, column("dose")].tolist()[:2] == [1000.0, 0.0]
     assert batch.x[:, column("age missing")].tolist() == [1, 1, 1]
     assert batch.labels.tolist() == [-1, -1, -1]
-    told = " ".join(batch.notes)
+    notes = " ".join(batch.notes)
     for words in (
-        "columns 'extra' were not met in training: not used",
-        "columns 'age' are not there: taken as missing",
-        "column 'ward': 1 row with a value that no training row has ('new'); counted as rare.",
+        "columns 'extra' are ignored, as training lacks them",
+        "columns 'age' are absent; treated as missing",
+        "column 'ward': 1 row with a value that no training row has ('new'); encoded as rare.",
         "column 'smoker': 1 row with a value that no training row has ('maybe'); encoded as zeros.",
-        "Site 'u', column 'dose': 1 row more than 1000 deviations from the mean of training; cut",
+        "column 'dose': 1 row more than 1000 standard deviations from the training mean; clipped.",
         "Site 'u', column 'dose': 1 of 3 deployment rows with no usable number ('x'",
-        "column 'dose': 1 row without a value, and no column tells; filled with the mean of",
+        "column 'dose': 1 row without a value; filled with the training mean",
     ):
-        assert words in told
-    assert repr(batch) == f"Batch(3 rows, 10 columns, {len(batch.notes)} notes)"
+        assert words in notes
+    assert repr(batch) == f"EncodedRows(3 rows, 10 columns, {len(batch.notes)} notes)"
 
 
 def test_new_files(folder, encoded: Encoded) -> None:
@@ -230,8 +228,8 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     made = Sites.of({"s": (rows, rows), "t": (rows, rows | {"k": [1, 2, 3, 4, 5, 6]})}).encode()
     assert dict(made.columns) == {"x": "x", "g missing": "g"}
     for name in ("k", "w"):
-        assert f"Column {name!r} is left out: it says the same in every training row." in made.notes
-    with pytest.raises(InputError, match="a column that differs between training rows; got 'k'"):
+        assert f"Column {name!r} is left out: it hardly varies in the training rows." in made.notes
+    with pytest.raises(InputError, match="a column that varies in the training rows; got 'k'"):
         Sites.of({"s": {"k": [1] * 9, "y": [0, 1, 1] * 3}}).encode()
 
 
@@ -239,6 +237,8 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     st.lists(st.floats(-1e100, 1e100), min_size=4, max_size=12),
     st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=4),
 )
+@example(train=[0.0, 0.0, 0.0, 8e-162], test=[0.0])  # its squares underflow
+@example(train=[0.0, 0.0, 0.0, 5e-324], test=[1.0])
 @settings(max_examples=150, deadline=None)
 def test_no_number_is_too_large_or_too_alike(train: list[float], test: list[float]) -> None:
     rows = {"v": train, "x": [*range(len(train))], "y": [i % 2 for i in range(len(train))]}
@@ -252,11 +252,30 @@ def test_no_number_is_too_large_or_too_alike(train: list[float], test: list[floa
         assert client.x[:, 0].std() == pytest.approx(1.0, rel=1e-3)
 
 
+@pytest.mark.parametrize("unit", [1e-305, 8e-162, 1e-102, 1.0, 1e98])
+def test_scaled_numbers_are_the_same_in_any_unit(unit: float) -> None:
+    def table(numbers: list[float]) -> dict[str, list[Any]]:
+        return {"v": numbers, "x": [1, 2, 3], "y": [0, 1, 0]}
+
+    s, t = [-unit, unit, None], [3 * unit, unit, unit]  # mean of the five is unit, sd √1.6 units
+    made = Sites.of({n: (table(v), {"v": [unit, 2 * unit]}) for n, v in {"s": s, "t": t}.items()})
+    encoded = made.encode()
+    (code,) = (c for c in encoded.encoder.codes if c.feature == "v")
+    assert code.mean == pytest.approx(unit, rel=1e-12)
+    assert code.sd == pytest.approx(np.sqrt(1.6) * unit, rel=1e-12)
+    np.testing.assert_allclose(encoded.federation["s"].x[:2, 0], [-2 / np.sqrt(1.6), 0], atol=1e-9)
+    np.testing.assert_allclose(
+        encoded.federation["t"].test_x[:, 0], [0, 1 / np.sqrt(1.6)], atol=1e-9
+    )
+    # one more number leaves a site only where the squares of a column are out of range
+    assert encoded.sums["s"].numbers == 1 + 4 * 2 + 2 * 3 + (unit < 1e-100)
+
+
 def test_a_single_gap_gets_no_column() -> None:
     rows = {"a": [None, 2, 3, 4], "x": [1, 2, 3, 5], "y": [0, 1, 0, 1]}
     made = Sites.of({"s": (rows, rows)}).encode()
     assert list(made.columns) == ["a", "x"]
-    assert any("1 row without a value, and no column tells" in n for n in made.notes)
+    assert any("1 row without a value; filled with" in n for n in made.notes)
 
 
 def test_names_of_columns_never_clash() -> None:
@@ -271,7 +290,7 @@ def test_names_of_columns_never_clash() -> None:
 
 def test_what_left_the_sites_suffices(encoded: Encoded) -> None:
     pooled = pd.concat([frame(300, 1), frame(100, 3)])
-    left = encoded.left
+    left = encoded.sums
     assert left["s"].rows == 300
     assert left["s"].present["age"] == frame(300, 1)["age"].notna().sum()
     total = sum(t.sums["dose"] for t in left.values()) / sum(
@@ -280,10 +299,13 @@ def test_what_left_the_sites_suffices(encoded: Encoded) -> None:
     assert total == pytest.approx(pooled["dose"].mean())
     assert left["t"].levels["ward"] == frame(100, 3)["ward"].value_counts().to_dict()
     assert left["s"].classes == ("ill", "well")
-    for told in left.values():
-        assert told.up == 8 * told.numbers + sum(len(w) + 1 for w in told.words)
+    for sums in left.values():
+        assert sums.up == 8 * sums.numbers + sum(len(w) + 1 for w in sums.words)
     small, large = (
-        Sites.of({"s": (frame(n, 1), frame(9, 2))}).encode().left["s"] for n in (300, 3000)
+        Sites.of({"s": (frame(n, 1), frame(9, 2))}).encode().sums["s"] for n in (300, 3000)
     )
     assert small.numbers == large.numbers  # sums do not grow with the rows
-    assert repr(left["s"]) == f"Told({left['s'].numbers} numbers and 8 words, {left['s'].up} bytes)"
+    assert (
+        repr(left["s"])
+        == f"ColumnSums({left['s'].numbers} numbers and 8 words, {left['s'].up} bytes)"
+    )

@@ -14,20 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedshift.data.tables.cells import Table
 from fedshift.data.tables.read import read_table
 from fedshift.data.tables.settings import TableSettings
+from fedshift.data.tables.text_table import TextTable
 from fedshift.errors import InputError
 
 
-def cells(table: Table) -> dict[str, list[str]]:
+def cells(table: TextTable) -> dict[str, list[str]]:
     return {k: [c.levels[i] for i in c.codes] for k, c in table.columns.items()}
 
 
-def read(tmp_path: Path, content: str | bytes, name: str = "t.csv", **told: object) -> Table:
+def read(
+    tmp_path: Path, content: str | bytes, name: str = "t.csv", **settings: object
+) -> TextTable:
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return read_table(path, TableSettings.of(told), name=name)
+    return read_table(path, TableSettings.of(settings), name=name)
 
 
 TRUTH = {"age": ["40", "50"], "name": ["a, b", "é"], "y": ["", "1"]}
@@ -70,23 +72,25 @@ def test_bytes_of_no_encoding_but_latin(tmp_path: Path) -> None:
 def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
     table = read(tmp_path, 'a,b\n1,"two\nlines"\n\n,\n3,4\n')
     assert table.lines.tolist() == [3, 6]
-    assert table.notes == ("t.csv: 1 row without content left out, the first in line 5.",)
+    assert table.notes == ("t.csv: left out 1 row without content, the first in line 5.",)
 
 
 def test_separated_by_spaces(tmp_path: Path) -> None:
     table = read(tmp_path, '18.0  8\t307.0   "buick skylark"\n 15.0 8 ?  "x y" \n', "auto.data")
     assert cells(table)["column 4"] == ["buick skylark", "x y"]
-    assert not table.headed
-    assert table.notes == ("auto.data has no header: its columns are called 'column 1' and so on.",)
+    assert not table.has_header
+    assert table.notes == (
+        "auto.data has no header; its columns are 'column 1', …; names= renames them.",
+    )
 
 
 def test_headers(tmp_path: Path) -> None:
     assert list(read(tmp_path, "0,1,2\n5,6,7\n").columns) == ["0", "1", "2"]
     assert list(read(tmp_path, ",Na,K\n1,2,3\n").columns) == ["unnamed 1", "Na", "K"]
-    assert not read(tmp_path, "a,5,?\nb,6,7\n").headed
-    assert not read(tmp_path, "e,x\ne,y\np,x\n").headed  # words that are met again below
-    assert read(tmp_path, "1990,1991,y\n1,2,3\n", header=True).headed
-    assert not read(tmp_path, "a,b\nc,d\n", header=False).headed
+    assert not read(tmp_path, "a,5,?\nb,6,7\n").has_header
+    assert not read(tmp_path, "e,x\ne,y\np,x\n").has_header  # words that are met again below
+    assert read(tmp_path, "1990,1991,y\n1,2,3\n", header=True).has_header
+    assert not read(tmp_path, "a,b\nc,d\n", header=False).has_header
 
 
 def test_names_of_files_without_a_header(tmp_path: Path) -> None:
@@ -95,12 +99,12 @@ def test_names_of_files_without_a_header(tmp_path: Path) -> None:
     assert cells(read(tmp_path, "Num,age,sex\n0,40,1\n", names=names))["Num"] == ["0"]
     other = read(tmp_path, "X1,X2,X3\n40,1,0\n", names=names)  # numbered by another hand
     assert cells(other) == {"age": ["40"], "sex": ["1"], "num": ["0"]}
-    assert other.notes == ("t.csv: its header (X1, X2, X3) gives way to the names told.",)
+    assert other.notes == ("t.csv: the header (X1, X2, X3) is replaced by names=.",)
     assert len(read(tmp_path, "a,b,c\nd,e,f\n", names=names)) == 2
     assert len(read(tmp_path, "a,b,c\nd,e,f\n", names=names, header=True)) == 1
     test = read(tmp_path, "40,1\n", names=names, label="num")  # rows to be predicted
     assert cells(test) == {"age": ["40"], "sex": ["1"]}
-    with pytest.raises(InputError, match="has 4 columns; names must tell as many; got 3"):
+    with pytest.raises(InputError, match=r"one name per column of t.csv, 4; got 3"):
         read(tmp_path, "40,1,0,9\n", names=names)
 
 
@@ -110,14 +114,14 @@ def test_names_of_files_without_a_header(tmp_path: Path) -> None:
         (b"", "it is empty"),
         (b" \n\n ", "it is empty"),
         (b"\xef\xbb\xbf", "it is empty"),
-        (b"a,b\n", "a header and nothing below"),
-        (b"a,b\n1,2\n3\n", "line 3: a row must have 2 cells, as the first has; got 1"),
+        (b"a,b\n", "must hold rows; got a header only"),
+        (b"a,b\n1,2\n3\n", "line 3: a row must have 2 cells, like the first row; got 1"),
         (b"a,b\n1,2\n3,4,5\n", "line 3: a row must have 2 cells.*got 3"),
         (b"a,b,a\n1,2,3\n", "'a' more than once, at \\[1, 3\\]"),
-        (b'a,b\n1,"2\n3,4\n5,6\n', "never closed"),
-        (b"a,b\n1,\x00\x01\n", "bytes that no text has"),
-        (bytes(range(256)), "bytes that no text has"),
-        (b"\xff\xfea\x00\xd8", "bytes that no text has"),
+        (b'a,b\n1,"2\n3,4\n5,6\n', "a quote must be closed"),
+        (b"a,b\n1,\x00\x01\n", "bytes that are not text"),
+        (bytes(range(256)), "bytes that are not text"),
+        (b"\xff\xfea\x00\xd8", "bytes that are not text"),
         (b"PAR1....", "a Parquet file; rename"),
         (b"PK\x03\x04....", "Excel"),
         (b"\x1f\x8b\x08junk", "whole gzip file"),
@@ -159,7 +163,7 @@ def test_parquet_of_all_types(tmp_path: Path) -> None:
         },
         index=[5, 6, 9],
     )
-    table = Table.of(frame, "memory")
+    table = TextTable.of(frame, "memory")
     frame.to_parquet(tmp_path / "t.parquet")
     packed = read_table(tmp_path / "t.parquet")
     assert cells(packed) == {
@@ -189,7 +193,7 @@ def test_nested_columns_are_left_out(tmp_path: Path) -> None:
     )
     table = read_table(tmp_path / "t.pq", name="t.pq")
     assert list(table.columns) == ["a"]
-    assert table.notes[0].startswith("t.pq: column 'l' is left out, as list<")
+    assert table.notes[0].startswith("t.pq: column 'l' is left out: its type, list<")
 
 
 def test_parquet_that_is_none(tmp_path: Path) -> None:
@@ -218,14 +222,14 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_tables_from_memory() -> None:
     for rows in (pa.table({"a": [1, None]}), {"a": [1, None]}, pd.DataFrame({"a": [1, None]})):
-        assert cells(Table.of(rows, "m"))["a"] in (["1", ""], ["1.0", "nan"])
+        assert cells(TextTable.of(rows, "m"))["a"] in (["1", ""], ["1.0", "nan"])
     for rows, words in (
-        ([1, 2], "data frame or a mapping"),
-        ({"a": [1], "b": [1, 2]}, "one length"),
+        ([1, 2], "data frame or a dict"),
+        ({"a": [1], "b": [1, 2]}, "equal length"),
         ({"a": []}, "at least one row"),
         ({}, "at least one row"),
-        ({"a": "text"}, "a value a row"),
+        ({"a": "text"}, "one value per row"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "more than once"),
     ):
         with pytest.raises(InputError, match=words):
-            Table.of(rows, "m")
+            TextTable.of(rows, "m")

@@ -18,18 +18,18 @@ test_share = 0.25
 
 def test_file_and_keywords(folder) -> None:
     root = folder({"fedshift.toml": TOML})
-    told = TableSettings.read(root, {"test_share": 0.5, "label": None})
-    assert (told.label, told.positive, told.test_share) == ("num", ">0", 0.5)
-    assert told.categorical == ("cp", "thal")
-    assert told.markers("anything") == ("-9", "999")
-    assert TableSettings.of(told.to_dict()) == told
+    settings = TableSettings.read(root, {"test_share": 0.5, "label": None})
+    assert (settings.label, settings.positive, settings.test_share) == ("num", ">0", 0.5)
+    assert settings.categorical == ("cp", "thal")
+    assert settings.markers("anything") == ("-9", "999")
+    assert TableSettings.of(settings.to_dict()) == settings
 
 
 def test_missing_by_column() -> None:
-    told = TableSettings.of({"missing": {"*": "-9", "chol": [0]}})
-    assert told.markers("chol") == ("-9", "0")
-    assert told.markers("age") == ("-9",)
-    assert TableSettings.of(told.to_dict()) == told
+    settings = TableSettings.of({"missing": {"*": "-9", "chol": [0]}})
+    assert settings.markers("chol") == ("-9", "0")
+    assert settings.markers("age") == ("-9",)
+    assert TableSettings.of(settings.to_dict()) == settings
 
 
 @pytest.mark.parametrize(
@@ -39,23 +39,23 @@ def test_missing_by_column() -> None:
         ({"label": 3}, "label must be the name of a column.*got 3"),
         ({"label": " "}, "label must be the name"),
         ({"drop": [1]}, "drop must be a list of texts"),
-        ({"names": ["a", "a"]}, "names must name each once"),
+        ({"names": ["a", "a"]}, "names must not repeat a name"),
         ({"task": "classify"}, "did you mean 'classification'"),
         ({"header": "yes"}, "header must be true or false"),
         ({"test_share": 1}, "test_share must be a share between 0 and 1"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"positive": []}, "positive must be a class"),
-        ({"missing": [True]}, "missing must be markers"),
+        ({"missing": [True]}, "missing must be a list of texts"),
         ({"label": "y", "drop": ["y"]}, "one role; got 'y' as label and as drop"),
         ({"numeric": ["a"], "categorical": ["a"]}, "one role; got 'a'"),
     ],
 )
-def test_what_cannot_be_said(given: dict[str, object], words: str) -> None:
+def test_bad_settings_are_refused(given: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         TableSettings.of(given)
 
 
-def test_faults_of_the_file_are_told_as_its_own(folder) -> None:
+def test_errors_name_the_settings_file(folder) -> None:
     for content, words in (
         ('labl = "y"', r"fedshift.toml: unknown key 'labl'"),
         ("label = ", "fedshift.toml must be TOML"),

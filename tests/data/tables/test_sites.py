@@ -98,7 +98,7 @@ def test_a_file_for_each_site_gives_a_seeded_share(folder) -> None:
         assert sorted(both_parts) == list(range(100))
     assert not np.array_equal(made.deploy["north"].columns["x"], made.deploy["south"].columns["x"])
     assert any(
-        "Sites north, south without deployment rows: 30% of the rows, drawn with seed 0" in n
+        "Sites north, south without deployment rows: 30% of their rows, drawn with seed 0" in n
         for n in made.notes
     )
     again, other = Sites.read(root), Sites.read(root, seed=1, test_share=0.5)
@@ -139,7 +139,9 @@ def test_four_hospitals(folder, heart, heart_names) -> None:
 
 
 def test_four_hospitals_need_a_label(folder, heart) -> None:
-    with pytest.raises(InputError, match=r"the label must be told, label=….*column 1, column 2"):
+    with pytest.raises(
+        InputError, match=r"label= must name the column to predict.*column 1, column 2"
+    ):
         Sites.read(folder(heart(rows=20)))
     made = Sites.read(folder({}), label="column 14", positive=">0")
     assert len(made.names) == 4
@@ -158,14 +160,14 @@ def test_a_small_site_or_one_with_one_class_or_constants(folder, small: str) -> 
     made = Sites.read(folder({"big.csv": big, "small.csv": small}))
     encoded = made.encode()
     assert len(encoded.federation["small"].x) + len(encoded.federation["small"].test_x) in (2, 5)
-    assert "Column 'z' is not in small.csv: taken as missing in its rows." in made.notes
+    assert "Column 'z' is not in small.csv; its values there are missing." in made.notes
 
 
 def test_columns_in_other_order_and_case(folder) -> None:
     made = Sites.read(folder({"a.csv": A, "b.csv": "Sex,Y, AGE\nm,1,70\nf,0,30\n", "c.csv": A}))
     assert made.schema.names == ("age", "sex")
     assert {*made.train["b"].columns["age"], *made.deploy["b"].columns["age"]} == {70.0, 30.0}
-    assert "Column 'AGE' of b.csv is taken for 'age' of the others." in made.notes
+    assert "Column 'AGE' of b.csv is read as 'age', its name in other files." in made.notes
 
 
 def test_columns_that_differ_by_case_in_one_file_stay_apart(folder) -> None:
@@ -191,18 +193,18 @@ def test_weights_are_kept(folder) -> None:
 @pytest.mark.parametrize(
     ("files", "settings", "words"),
     [
-        ({"a.csv": A}, {}, "must have a column that tells the site"),
+        ({"a.csv": A}, {}, "must have a site column"),
         ({"a/test.csv": A, "b/train.csv": B}, {}, "site 'a' must have a train file"),
         ({"test.csv": A}, {}, "the folder must have a train file"),
         (
             {"t.csv": "site,x,y\na,1,0\n,2,1\n"},
             {},
-            "t.csv, line 3: column 'site', the site, must tell",
+            "t.csv, line 3: column 'site', the site, must not be empty",
         ),
         (
             {"t.csv": "site,x,y\na,1,0\nb,2,1\n"},
             {},
-            "site 'a' must have a training and a deployment row at least; got 1 row",
+            "site 'a' must have at least two rows, for training and deployment; got 1",
         ),
         (
             {"t.csv": "site,split,x,y\na,train,1,0\na,val,2,1\n"},
@@ -223,7 +225,7 @@ def test_weights_are_kept(folder) -> None:
         (
             {"a.data": "1,2,3\n4,5,6\n", "b.data": "1,2\n3,4\n"},
             {},
-            "as many columns each; a.data has 3, b.data has 2",
+            "equally many columns; a.data has 3, b.data has 2",
         ),
         ({"a.csv": A, "b.csv": B}, {"weights": "age", "label": "sex"}, ""),
         ({"a.csv": A, "b.csv": "age,y\n1,0\n2,1\n"}, {"weights": "sex"}, "weights column 'sex'"),
@@ -250,10 +252,10 @@ def test_a_column_that_repeats_the_site_is_left_out(folder) -> None:
         )
     )
     assert made.schema.names == ("age", "sex")
-    assert "Column 'site' is left out: it is the same in every row of a file." in made.notes
+    assert "Column 'site' is left out: it has one value in each file." in made.notes
 
 
-def test_sites_are_told_without_case_and_in_natural_order(folder) -> None:
+def test_sites_ignore_case_and_sort_naturally(folder) -> None:
     train = "site,x,y\n" + "".join(f"Ward-{w},{i},{i % 2}\n" for w in (10, 9) for i in range(4))
     test = "site,x\nward-9,1\nward-10,2\n"
     assert Sites.read(folder({"train.csv": train, "test.csv": test})).names == ("Ward-9", "Ward-10")
@@ -268,7 +270,7 @@ def test_sites_in_memory() -> None:
         == "Sites(2 sites, 7 train + 6 deployment rows, 2 features, label 'y': 0, 1; 0 notes)"
     )
     assert list(made.to_frame().columns)[:3] == ["site", "column", "kind"]
-    for bad, words in (([], "must be a mapping"), ({"a": (frame,)}, "got 1 parts")):
+    for bad, words in (([], "must be a dict"), ({"a": (frame,)}, "got 1 parts")):
         with pytest.raises(InputError, match=words):
             Sites.of(bad)
 

@@ -1,4 +1,7 @@
-"""Colored MNIST: colour follows the label, more or less often by client and side."""
+"""Colored MNIST: clients and sides differ in how often the colour equals the label.
+
+A side is training or test. "The paper" is Ramezani-Kebrya et al. (TMLR 2023).
+"""
 
 from __future__ import annotations
 
@@ -11,40 +14,44 @@ import numpy.typing as npt
 
 from fedshift.core.samples import Float64Array, FloatArray, Rows
 from fedshift.data.federation import Federation, Goal
-from fedshift.data.shift.pool import (
-    Index,
-    Int64Array,
-    Pool,
-    assemble,
-    class_labels,
-    client_names,
-)
+from fedshift.data.shift.pool import Index, Int64Array, Pool, assemble, class_labels, client_names
 from fedshift.errors import InputError
 
 #: the ratio of p(x, y) or of p(x)
-Kind = Literal["joint", "marginal"]
+RatioKind = Literal["joint", "marginal"]
 
 
 @dataclass(frozen=True, eq=False)
-class ColourLaws:
-    """How often the colour differs from the label, by client; the rest of p(x, y) is shared.
+class ColourDistributions:
+    """Exact ratios when clients differ only in how often the colour differs from the label.
 
-    Joint: p(x, y) = p(shape) p(y | shape) p(colour | y), so the ratio at a row whose colour is its
-    label is Σ_l (1 − f_l^te) / (1 − f_k^tr), and at any other row Σ_l f_l^te / f_k^tr.
-    Marginal: the same with the label before noise, z, for y, and f + η − 2 f η for f.
-    −∞ where no target law has such rows.
+    f is the probability that the colour differs from the label y: f_k^tr in the training rows of
+    client k, f_l^te in the test rows of client l. η is the probability that the label is flipped.
+
+    The joint ratio is that of p(x, y) = p(shape) p(y | shape) p(colour | y). For client k it is
+    r_k = Σ_l (1 − f_l^te) / (1 − f_k^tr) where the colour equals the label, and
+    r_k = Σ_l f_l^te / f_k^tr elsewhere. The sums run over the clients l in the target.
+
+    The marginal ratio is that of p(x). It has the same formula, with the label before noise, z,
+    instead of y, and with f + η − 2 f η instead of f.
+
+    Where every target distribution gives a row probability 0, the log ratio is −∞.
 
     Attributes
     ----------
+    names : tuple of str
+        Client names.
     train, test : ndarray (clients,)
-        Flip probabilities f.
+        Probabilities f that the colour differs from the label.
     noise : float
-        Probability η that a label differs from its shape's.
+        Probability η that the label y differs from z, the label of the shape.
     clean : mapping of client to ndarray (n,)
-        Labels z of its training rows before noise.
+        Labels z of the client's training rows, before noise.
     grayscale : bool
-        Whether the colour was removed: then all laws are one, and the ratio is their number.
+        Whether the colour was removed. All distributions are then equal, and every ratio is the
+        number of target distributions.
     kind : {"joint", "marginal"}
+        Which ratio `log_ratio` returns.
     """
 
     names: tuple[str, ...]
@@ -53,22 +60,22 @@ class ColourLaws:
     noise: float
     clean: Mapping[str, Int64Array]
     grayscale: bool = False
-    kind: Kind = "joint"
+    kind: RatioKind = "joint"
 
     def log_ratio(self, federation: Federation, client: str, goal: Goal) -> Float64Array:
-        """Log ratio at every training row of a client."""
+        """Return the log ratio (n,) at the training rows of a client."""
         goals = [self.names.index(name) for name in federation.goal_names(client, goal)]
         if self.grayscale:
             return np.full(len(federation[client].x), np.log(len(goals)))
         test = self._flips(self.test)[goals]
         f = self._flips(self.train)[self.names.index(client)]
-        with np.errstate(divide="ignore", invalid="ignore"):  # flips that never happen, or always
+        with np.errstate(divide="ignore", invalid="ignore"):  # f may be 0 or 1
             same = np.log((1 - test).sum()) - np.log(1 - f)
             other = np.log(test.sum()) - np.log(f)
         return np.asarray(np.where(self._as_labelled(federation, client), same, other))
 
-    def log_laws(self, federation: Federation, client: str) -> Float64Array:
-        """Log p_j of all clients' training laws at the training rows of one, (n, K)."""
+    def log_densities(self, federation: Federation, client: str) -> Float64Array:
+        """Return log p_j^tr (n, K) of all K clients j at the training rows of `client`."""
         if self.grayscale:
             return np.zeros((len(federation[client].x), len(federation)))
         f = self._flips(self.train)[[self.names.index(c.name) for c in federation]]
@@ -77,57 +84,74 @@ class ColourLaws:
         return np.asarray(np.where(self._as_labelled(federation, client)[:, None], same, other))
 
     def _flips(self, f: Float64Array) -> Float64Array:
-        """Probabilities that the colour differs from the label the ratio is about."""
+        """Return the probabilities that the colour differs from y (joint) or z (marginal)."""
         return f if self.kind == "joint" else f + self.noise - 2 * f * self.noise
 
     def _as_labelled(self, federation: Federation, client: str) -> npt.NDArray[np.bool_]:
-        """Whether the colour of each training row is its label."""
+        """Return a mask of training rows whose colour equals the label."""
         rows = federation[client]
         label = rows.y if self.kind == "joint" else self.clean[client]
         if len(label) != len(rows.x):
             raise InputError(
-                f"client {client!r} must have the {len(label)} training rows it was built with, "
-                f"as the marginal ratio needs their labels before noise; got {len(rows.x)}"
+                f"client {client!r} must have its original {len(label)} training rows, because the "
+                "marginal ratio needs their labels before noise; its rows have changed (now "
+                f"{len(rows.x)}); use the original rows, or set kind='joint'"
             )
         return np.asarray(colours(rows.x) == label)
 
 
 def colours(x: FloatArray) -> Int64Array:
-    """The channel that holds each image: (n, 2, height, width) to (n,)."""
+    """Return the number (n,) of the nonzero channel of each image in x (n, 2, height, width)."""
     ink = x.reshape(len(x), 2, -1).sum(axis=2)
     return np.asarray(ink.argmax(axis=1), dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class ColourFlip:
-    """Colored MNIST (Arjovsky et al. 2019) for clients: a JOINT shift, p(y | x) changes.
+    """Colored MNIST (Arjovsky et al. 2019) for clients: p(x, y) shifts, and p(y | x) with it.
 
-    An image of digit d has shape label z = [d ≥ 5]; the label y is z, flipped with probability
-    `noise`; the image is put into channel c of two, where c is y, flipped with the probability of
-    its client and side. Colour then foretells the label well on one side and wrongly on another.
-    The paper calls this covariate shift, but p(y | x) depends on the flip probability, so only the
-    ratio of p(x, y) turns one risk into another; it is the default. The ratio of p(x) is there to
-    show the difference: with it, weighting is no better than none (accuracy .590 against .679).
+    1. An image of digit d has the shape label z = 1 if d ≥ 5, else 0.
+    2. Its label y is z, flipped with probability `noise`.
+    3. Its colour c is y, flipped with the probability of its client and side; the image is put
+       into channel c of two.
+
+    So colour may predict the label well in training rows and wrongly in test rows. For the exact
+    ratio, a function of these flip probabilities, see `ColourDistributions`.
+
+    The paper calls this covariate shift, but p(y | x) depends on the flip probability. Only the
+    ratio of p(x, y) (``kind="joint"``) makes the weighted training risk equal the test risk.
+    The ratio of p(x) is offered for comparison: weighting with it is no better than no weighting.
 
     Parameters
     ----------
-    train_flip, test_flip : sequence of float in [0, 1]
-        Colour flip probability, one a client.
-    train_share, test_share : sequence of float, optional
-        Relative number of rows, one a client; equal by default. All rows are dealt, once.
-    noise : float
-        Label flip probability.
+    train_flip, test_flip : sequence of float in [0, 1], one per client
+        Probability that the colour differs from the label.
+    train_share, test_share : sequence of float above 0, one per client, optional
+        Relative number of rows; equal by default. Every row is used once.
+    noise : float in [0, 1]
+        Probability that the label is flipped.
     grayscale : bool
-        Put the image into both channels, so that no colour is left: the paper's upper bound.
-        All laws are then the same, and every ratio is the number of target laws.
+        Put the image into both channels, which removes the colour. The paper uses such a run as an
+        upper bound on accuracy. All distributions are then equal, and every ratio is the number of
+        target distributions.
     kind : {"joint", "marginal"}
-        Which ratio the federation tells as exact. `dataclasses.replace(fed.truth, kind=...)` is
-        the other one's.
+        Whether the exact ratio of the federation is that of p(x, y), "joint", or of p(x),
+        "marginal". ``dataclasses.replace(federation.truth, kind=...)`` gives the other ratio.
+
+    Raises
+    ------
+    InputError
+        If a probability lies outside [0, 1], or the sequences differ in length.
 
     Examples
     --------
     >>> ColourFlip.paper().train_flip
     (0.5, 0.2)
+    >>> import numpy as np
+    >>> images, digits = np.ones((100, 8, 8)), np.arange(100) % 10
+    >>> federation = ColourFlip.paper().split(images, digits, images, digits, seed=0)
+    >>> federation["client-2"], federation["client-2"].x.shape
+    (ClientData('client-2', n=98, test n=50), (98, 2, 8, 8))
     """
 
     train_flip: Sequence[float]
@@ -136,7 +160,7 @@ class ColourFlip:
     test_share: Sequence[float] | None = None
     noise: float = 0.25
     grayscale: bool = False
-    kind: Kind = "joint"
+    kind: RatioKind = "joint"
 
     def __post_init__(self) -> None:
         n = len(self.train_flip)
@@ -148,17 +172,17 @@ class ColourFlip:
             ):
                 need = "in [0, 1]" if name.endswith("flip") else "above 0"
                 raise InputError(
-                    f"{name} must have a number {need} for each client, as many as train_flip "
-                    f"({n}); got {value}"
+                    f"{name} must have one number {need} per client, as many as train_flip ({n}); "
+                    f"got {value}"
                 )
         if not 0 <= self.noise <= 1:
-            raise InputError(f"noise must be a probability; got {self.noise}")
+            raise InputError(f"noise must be a probability in [0, 1]; got {self.noise}")
         if self.kind not in ("joint", "marginal"):
             raise InputError(f"kind must be 'joint' or 'marginal'; got {self.kind!r}")
 
     @classmethod
-    def paper(cls, *, grayscale: bool = False, kind: Kind = "joint") -> ColourFlip:
-        """The paper's two clients; client 1 has 40 times fewer training rows."""
+    def paper(cls, *, grayscale: bool = False, kind: RatioKind = "joint") -> ColourFlip:
+        """Return the paper's setting: two clients, the second with 40 times the training rows."""
         return cls(
             train_flip=(0.5, 0.2),
             test_flip=(0.2, 0.8),
@@ -170,7 +194,7 @@ class ColourFlip:
     def split(
         self, x: Rows, y: npt.ArrayLike, test_x: Rows, test_y: npt.ArrayLike, *, seed: int
     ) -> Federation:
-        """Deal, label and colour the rows.
+        """Return a federation: assign images to clients, then draw their labels and colours.
 
         The same seed gives the same rows and labels with and without `grayscale`.
 
@@ -178,12 +202,19 @@ class ColourFlip:
         ----------
         x, test_x : images (n, height, width) or (n, 1, height, width)
             uint8 images become float32 in [0, 1].
-        y, test_y : digits 0 to 9
+        y, test_y : digits 0 to 9, (n,), (m,)
+        seed : int
 
         Returns
         -------
         Federation
             Rows of shape (2, height, width), labels 0 and 1.
+
+        Raises
+        ------
+        InputError
+            If images have several channels, a label is not a digit, an image is blank and so has
+            no colour, or a client's share is less than one row.
         """
         rng = np.random.default_rng(seed)
         names = client_names(len(self.train_flip))
@@ -195,7 +226,7 @@ class ColourFlip:
             if not (pool.x.ndim == 3 or (pool.x.ndim == 4 and pool.x.shape[1] == 1)):
                 raise InputError(
                     f"{side} rows must be images of one channel, (n, height, width) or (n, 1, "
-                    f"height, width); got {pool.x.shape}"
+                    f"height, width); got shape {pool.x.shape}"
                 )
             digit_class = (class_labels(pool.y, 10, side) >= 5).astype(np.int64)
             share, flips = getattr(self, f"{side}_share"), getattr(self, f"{side}_flip")
@@ -204,11 +235,11 @@ class ColourFlip:
                 z = digit_class[index]
                 label = z ^ (rng.random(len(z)) < self.noise)
                 colour = label ^ (rng.random(len(z)) < flips[k])
-                part.append((self._painted(pool, index, colour), label))
+                part.append((self._paint(pool, index, colour), label))
                 if side == "train":
                     clean.append(z)
             sides.append(part)
-        truth = ColourLaws(
+        truth = ColourDistributions(
             names,
             np.asarray(self.train_flip, dtype=np.float64),
             np.asarray(self.test_flip, dtype=np.float64),
@@ -219,12 +250,12 @@ class ColourFlip:
         )
         return Federation(assemble(names, *sides), truth)
 
-    def _painted(self, pool: Pool, index: Index, colour: Int64Array) -> FloatArray:
+    def _paint(self, pool: Pool, index: Index, colour: Int64Array) -> FloatArray:
         images = pool.take(index).reshape(len(index), *pool.x.shape[-2:])
         if not self.grayscale and not images.reshape(len(index), -1).any(axis=1).all():
             raise InputError(
-                "every image must have a pixel above zero, or it has no colour; got a blank one; "
-                "drop blank images"
+                "every image must have a pixel that is not 0, or it has no colour; got a blank "
+                "image; drop blank images"
             )
         out = np.zeros((len(index), 2, *images.shape[1:]), dtype=images.dtype)
         if self.grayscale:
@@ -235,12 +266,12 @@ class ColourFlip:
 
 
 def _shares(n: int, share: Sequence[float], side: str, rng: np.random.Generator) -> Sequence[Index]:
-    """All of n rows, dealt in proportion to `share`."""
+    """Return row numbers for each client: a random partition of n rows by `share`."""
     ends = np.rint(np.cumsum(share) / np.sum(share) * n).astype(np.int64)
     sizes = np.diff(ends, prepend=0)
     if not sizes.all():
         raise InputError(
-            f"{n} {side} rows leave none for client {int(sizes.argmin()) + 1} of shares "
-            f"{list(share)}; give more rows"
+            f"every client must get a {side} row; got {n} rows and shares {list(share)}, which "
+            f"leave client {int(sizes.argmin()) + 1} none; pass more rows"
         )
     return np.split(rng.permutation(n), ends[:-1])

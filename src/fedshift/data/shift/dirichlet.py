@@ -1,4 +1,4 @@
-"""Label shift by chance: label laws from a Dirichlet law."""
+"""Label shift with random label distributions, drawn from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -18,24 +18,43 @@ from fedshift.errors import InputError
 
 @dataclass(frozen=True)
 class LabelDirichlet:
-    """Label shift by chance: each client's train and test label laws are Dirichlet draws.
+    """Label shift: each client's training and test label distributions are Dirichlet draws.
 
-    q_k^tr ~ Dir(α 1), q_k^te ~ Dir(α_te 1), then rows drawn from them: the class of each row is an
-    independent draw, so counts are multinomial, and the exact ratio is Σ_l q_l^te(y) / q_k^tr(y).
-    Small α puts a client on few classes. When it fails: a target may then need classes a client
-    has no row of, which no weights can make up for.
+    Client k draws its training label distribution p_k^tr(y) from Dir(α, …, α) and its test label
+    distribution p_k^te(y) from Dir(α_te, …, α_te). The class of each row is an independent draw
+    from its label distribution, so the counts of the classes are multinomial. p(x | y) is shared,
+    so the exact ratio is Σ_l p_l^te(y) / p_k^tr(y), summed over the clients l in the target.
+
+    A small α gives each client few classes. If a client then has no row of a class in the target,
+    weighting fails: no weight can replace the lacking rows.
 
     Parameters
     ----------
     clients : int
     alpha : float
-        Concentration of the train laws, and of the test laws unless `test_alpha` is given.
-    train_rows, test_rows : int or one for each client
+        Concentration α of the training distributions, above 0. Below 1 a client has few classes;
+        with large values all classes are nearly equally frequent.
+    train_rows, test_rows : int or sequence of int, one per client
+        Number of rows.
     classes : int
     test_alpha : float, optional
+        Concentration α_te of the test distributions; `alpha` by default.
     short : {"error", "reuse"}
-        If a class has too few rows to deal without replacement: raise, or let clients share its
-        rows (see `Labels`).
+        What to do if a class has fewer rows than the clients need: raise an error, or let clients
+        share its rows (see `Labels`).
+
+    Raises
+    ------
+    InputError
+        If a concentration is not positive and finite, or a number of rows or classes is below 1.
+
+    Examples
+    --------
+    >>> from fedshift.data import load
+    >>> shift = LabelDirichlet(clients=3, alpha=0.5, train_rows=100, test_rows=50)
+    >>> federation = load("digits").split(shift, seed=0)
+    >>> federation["client-1"], federation.exact_log_ratio("client-1").shape
+    (ClientData('client-1', n=100, test n=50), (100,))
     """
 
     clients: int
@@ -56,11 +75,11 @@ class LabelDirichlet:
             raise InputError(f"classes must be at least 1; got {self.classes}")
 
     def labels(self, *, seed: int) -> Labels:
-        """The laws and counts that `split` with the same seed deals by."""
+        """Return the label distributions and counts that `split` uses with the same seed."""
         return self._labels(np.random.default_rng(seed))
 
     def _labels(self, rng: np.random.Generator) -> Labels:
-        tables, laws = [], []
+        tables, distributions = [], []
         for alpha, rows, name in (
             (self.alpha, self.train_rows, "train_rows"),
             (
@@ -69,21 +88,30 @@ class LabelDirichlet:
                 "test_rows",
             ),
         ):
-            law = rng.dirichlet(np.full(self.classes, alpha), size=self.clients)
-            laws.append(law)
-            tables.append(rng.multinomial(per_client(rows, self.clients, name), law))
-        return Labels(tables[0], tables[1], laws[0], laws[1], self.short)
+            distribution = rng.dirichlet(np.full(self.classes, alpha), size=self.clients)
+            distributions.append(distribution)
+            tables.append(rng.multinomial(per_client(rows, self.clients, name), distribution))
+        return Labels(tables[0], tables[1], distributions[0], distributions[1], self.short)
 
     def split(
         self, x: Rows, y: npt.ArrayLike, test_x: Rows, test_y: npt.ArrayLike, *, seed: int
     ) -> Federation:
-        """Draw laws and counts, then deal rows as `Labels.split` does.
+        """Return a federation: draw label distributions and counts, then assign rows.
+
+        Rows are assigned as in `Labels.split`.
+
+        Parameters
+        ----------
+        x, test_x : rows (n, ...), (m, ...)
+            uint8 images become float32 in [0, 1].
+        y, test_y : class numbers (n,), (m,)
+        seed : int
 
         Raises
         ------
         InputError
-            If a class runs out and `short` is "error".
+            If a label is not one of `classes`, or a class has too few rows and `short` is "error".
         """
         rng = np.random.default_rng(seed)
         labels = self._labels(rng)
-        return labels.deal(Pool.of(x, y, "train"), Pool.of(test_x, test_y, "test"), rng)
+        return labels.assign(Pool.of(x, y, "train"), Pool.of(test_x, test_y, "test"), rng)

@@ -1,4 +1,4 @@
-"""What all shift builders share: rows to deal from, checked once and copied once."""
+"""Helpers of all shift builders: the pool of rows, class labels, client names and row counts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Labelled rows to deal from. Nothing is copied until `take`.
+    """Labelled rows that a builder assigns to clients. Nothing is copied until `take`.
 
     Attributes
     ----------
     x : ndarray (n, ...)
-        Floats, or uint8 images with at least three axes, which `take` scales to [0, 1].
+        Floats, or uint8 images of at least three axes, which `take` scales to [0, 1].
     y : ndarray (n,)
     """
 
@@ -34,7 +34,7 @@ class Pool:
 
     @classmethod
     def of(cls, x: Rows, y: npt.ArrayLike, name: str) -> Pool:
-        """Checked rows and labels; `name` is what to call them in an error."""
+        """Return a pool of checked rows and labels; `name` names them in errors."""
         if isinstance(x, torch.Tensor) and x.dtype == torch.uint8:
             x = x.detach().cpu().numpy()
         images = isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.ndim > 2 and x.size > 0
@@ -42,7 +42,7 @@ class Pool:
         labels = np.asarray(y)
         if labels.shape != (len(rows),):
             raise InputError(
-                f"{name} labels must be one a row, shape ({len(rows)},); got {labels.shape}"
+                f"{name} labels must be one per row, shape ({len(rows)},); got {labels.shape}"
             )
         return cls(rows, labels)
 
@@ -51,7 +51,7 @@ class Pool:
         return len(self.y)
 
     def take(self, index: Index | slice) -> FloatArray:
-        """Some rows; images of uint8 become float32 in [0, 1], with no float64 on the way."""
+        """Return some rows; uint8 images become float32 in [0, 1], without a float64 copy."""
         rows = self.x[index]
         if rows.dtype == np.uint8:
             return np.divide(rows, np.float32(255), dtype=np.float32)
@@ -59,7 +59,7 @@ class Pool:
 
 
 def class_labels(y: Array, classes: int, name: str) -> Int64Array:
-    """Labels as class numbers 0 to classes − 1."""
+    """Return labels as int64 class numbers from 0 to classes − 1."""
     if y.dtype.kind not in "biuf" or (y.dtype.kind == "f" and not (y == np.floor(y)).all()):
         raise InputError(
             f"{name} labels must be class numbers from 0 to {classes - 1}; got {y.dtype} values "
@@ -74,12 +74,12 @@ def class_labels(y: Array, classes: int, name: str) -> Int64Array:
 
 
 def client_names(clients: int) -> tuple[str, ...]:
-    """client-1, client-2, ..."""
+    """Return the names client-1, client-2, …"""
     return tuple(f"client-{k + 1}" for k in range(clients))
 
 
 def per_client(value: int | Sequence[int] | Int64Array, clients: int, name: str) -> Int64Array:
-    """A number of rows for each client, from one number or one for each."""
+    """Return a number of rows for each client (clients,), from one number or a sequence."""
     rows = np.asarray(value)
     if (
         rows.dtype.kind not in "iu"
@@ -88,8 +88,7 @@ def per_client(value: int | Sequence[int] | Int64Array, clients: int, name: str)
         or clients < 1
     ):
         raise InputError(
-            f"{name} must be a positive whole number, or one for each of {clients} client(s); "
-            f"got {value!r}"
+            f"{name} must be a positive whole number, or one per client ({clients}); got {value!r}"
         )
     return np.broadcast_to(rows, (clients,)).astype(np.int64)
 
@@ -99,5 +98,8 @@ def assemble(
     train: Sequence[tuple[FloatArray, Any]],
     test: Sequence[tuple[FloatArray, Any]],
 ) -> tuple[ClientData, ...]:
-    """Clients from (rows, labels) of either side; the rows were checked when they were pooled."""
+    """Return clients, each from the (rows, labels) of its training side and of its test side.
+
+    `Pool.of` has checked these rows and labels.
+    """
     return tuple(ClientData(name, *train[k], *test[k]) for k, name in enumerate(names))

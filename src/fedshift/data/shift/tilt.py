@@ -1,4 +1,4 @@
-"""Covariate shift by keeping rows along a direction."""
+"""Covariate shift: rows are kept with a probability that depends on x along one direction."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ from fedshift.data.federation import Federation, Goal
 from fedshift.data.shift.pool import Pool, assemble, client_names
 from fedshift.errors import InputError
 
-#: rows that the first principal direction is computed from, at most
+#: the first principal direction is computed from at most this many rows
 _PRINCIPAL_ROWS = 4096
 
 
 def log_keep(slope: float, score: Float64Array) -> Float64Array:
-    """Log of the probability 1 / (1 + exp(−slope · score)) that a row is kept."""
+    """Return log 1 / (1 + exp(−slope · score)), the log probability that a row is kept."""
     return -np.logaddexp(0.0, -slope * score)
 
 
 @dataclass(frozen=True, eq=False)
-class TiltLaws:
-    """Laws p_k(x) = keep_k(x) / Σ_pool keep_k on a pool of rows, all with p > 0.
+class TiltDistributions:
+    """Exact ratios under a tilt, in which each side keeps pool rows with probability keep(x).
 
-    log r_k(x) = log Σ_l keep_l^te(x) / Z_l^te − log keep_k^tr(x) / Z_k^tr, always finite, with
-    keep(x) = logistic(slope · score) and Z the mean of keep over the pool.
+    keep(x) is logistic(slope · score(x)); each client has one slope for its training side (tr) and
+    one for its test side (te). Z is the mean of keep over the pool of rows. On this pool p(x) is
+    proportional to keep(x) / Z, which is above 0, so log ratios are always finite. The log ratio of
+    client k is log Σ_l (keep_l^te(x) / Z_l^te) − log (keep_k^tr(x) / Z_k^tr), summed over the
+    clients l in the target.
 
     Attributes
     ----------
+    names : tuple of str
+        Client names.
     direction : ndarray (d,)
     centre, scale : float
-        score = (x · direction − centre) / scale has mean 0 and variance 1 over the pool.
-    train_slopes, test_slopes : tuple of float, one a client
-    train_log_norms, test_log_norms : tuple of float
+        score(x) = (x · direction − centre) / scale has mean 0 and variance 1 over the pool.
+    train_slopes, test_slopes : tuple of float, one per client
+    train_log_norms, test_log_norms : tuple of float, one per client
         log Z.
     """
 
@@ -50,14 +55,14 @@ class TiltLaws:
     test_log_norms: tuple[float, ...]
 
     def log_ratio(self, federation: Federation, client: str, goal: Goal) -> Float64Array:
-        """Log ratio at every training row of a client."""
+        """Return the log ratio (n,) at the training rows of a client."""
         goals = [self.names.index(name) for name in federation.goal_names(client, goal)]
         score = self._score(federation[client].x)
         target = [log_keep(self.test_slopes[l], score) - self.test_log_norms[l] for l in goals]
         return np.asarray(logsumexp(target, axis=0) - self._log_train(client, score))
 
-    def log_laws(self, federation: Federation, client: str) -> Float64Array:
-        """Log p_j(x) of all clients' training laws at the training rows of one, (n, K)."""
+    def log_densities(self, federation: Federation, client: str) -> Float64Array:
+        """Return log p_j^tr(x) (n, K) of all K clients j at the rows of `client`."""
         score = self._score(federation[client].x)
         return np.stack([self._log_train(c.name, score) for c in federation], axis=1)
 
@@ -71,27 +76,48 @@ class TiltLaws:
 
 @dataclass(frozen=True, eq=False)
 class CovariateTilt:
-    """Covariate shift: a row is kept with probability logistic(slope · score).
+    """Covariate shift: client k keeps a row with probability logistic(slope_k · score(x)).
 
-    The score is the position along a direction, standardised over the pool; each client has a
-    slope on the train and one on the test side. Every row of the pool goes to one client and side,
-    chosen without looking at it, and is then kept or dropped, so no row is in two places, p(y | x)
-    is untouched and p_k(x) ∝ keep_k(x) on the pool, with normalisers summed over the whole pool.
-    The pool is the population, so the ratio (see `TiltLaws`) is exact. About half of the rows are
-    dropped.
+    The score is the position of x along a direction, standardised over the pool of rows. Each
+    client has one slope for its training side and one for its test side. Each row of the pool is
+    assigned at random to one client and side, which then keeps or drops it. So no row is used
+    twice, p(y | x) stays the same, and p_k(x) ∝ logistic(slope_k · score(x)) on the pool. About
+    half of the rows are dropped.
 
-    Given a test part of its own, the pool is train and test rows together, and the ratio is exact
-    as far as the two parts are a random split of it.
+    `TiltDistributions` gives the formula of the ratio, which is always finite. The ratio is exact
+    because the pool is the population: the normalising constants use all of its rows. If training
+    and test rows are passed separately, the pool holds both, and the ratio is exact only if the
+    two are a random split of the pool.
 
     Parameters
     ----------
-    train_slopes, test_slopes : sequence of float
-        One a client, per standard deviation of the score. 0 keeps the law of the pool.
-    direction : array-like, int or None
-        A vector with as many entries as a row has values, the number of a column, or None for
-        the first principal direction (of at most 4096 rows).
+    train_slopes, test_slopes : sequence of float, one per client
+        Strength of the tilt per standard deviation of the score. 0 keeps the pool's distribution.
+    direction : array-like (d,), int or None
+        A vector with one entry per value of a row, a column number, or None for the first
+        principal direction (computed from at most 4096 rows).
     test_share : float
-        Share of a pool without a test part that is dealt to the test side.
+        Share of the pool for the test side, between 0 and 1, if `split` gets no test rows.
+
+    Raises
+    ------
+    InputError
+        If slopes are not finite or differ in number, or `test_share` is outside (0, 1).
+
+    Examples
+    --------
+    Client 1 trains on low values of column 0 and is tested on high ones; client 2 does not shift.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.normal(size=(1000, 3)), rng.integers(2, size=1000)
+    >>> shift = CovariateTilt(train_slopes=[-2.0, 0.0], test_slopes=[2.0, 0.0], direction=0)
+    >>> federation = shift.split(x, y, seed=0)
+    >>> client = federation["client-1"]
+    >>> bool(client.x[:, 0].mean() < 0 < client.test_x[:, 0].mean())
+    True
+    >>> federation.exact_log_ratio("client-1").shape == client.y.shape
+    True
     """
 
     train_slopes: Sequence[float]
@@ -104,10 +130,10 @@ class CovariateTilt:
             slopes = tuple(float(v) for v in getattr(self, name))
             object.__setattr__(self, name, slopes)
             if not slopes or not np.isfinite(slopes).all():
-                raise InputError(f"{name} must be a finite number a client; got {slopes}")
+                raise InputError(f"{name} must be one finite number per client; got {slopes}")
         if len(self.train_slopes) != len(self.test_slopes):
             raise InputError(
-                f"train_slopes and test_slopes must have one number a client each; got "
+                f"train_slopes and test_slopes must both have one number per client; got "
                 f"{len(self.train_slopes)} and {len(self.test_slopes)}"
             )
         if not 0 < self.test_share < 1:
@@ -122,40 +148,42 @@ class CovariateTilt:
         *,
         seed: int,
     ) -> Federation:
-        """Deal the rows, then keep or drop each.
+        """Return a federation: assign each row to a client and side, then keep or drop it.
 
         Parameters
         ----------
         x : rows (n, ...)
             uint8 images become float32 in [0, 1].
         y : labels (n,)
-        test_x, test_y : the same, optional
-            The test side's part of the pool; without it `test_share` of (x, y).
+        test_x, test_y : rows (m, ...) and labels (m,), optional
+            Rows for the test side. By default the share `test_share` of (x, y).
+        seed : int
 
         Raises
         ------
         InputError
-            If the pool does not vary along the direction, or a client is left without rows.
+            If all rows have the same score, a client keeps no row, only one of `test_x` and
+            `test_y` is passed, or the direction does not fit the rows.
         """
         if (test_x is None) != (test_y is None):
-            raise InputError("test_x and test_y must be given together; got one of them")
+            raise InputError("test_x and test_y must be passed together; got only one")
         rng = np.random.default_rng(seed)
         pools = [Pool.of(x, y, "train")]
         if test_x is not None and test_y is not None:
             pools.append(Pool.of(test_x, test_y, "test"))
         if pools[-1].x.shape[1:] != pools[0].x.shape[1:]:
             raise InputError(
-                f"test rows must have the shape of train rows, {pools[0].x.shape[1:]}; got "
+                f"test rows must have the shape of training rows, {pools[0].x.shape[1:]}; got "
                 f"{pools[-1].x.shape[1:]}"
             )
         direction = self._direction(pools)
-        parts = [_projected(pool, direction) for pool in pools]
+        parts = [_project_pool(pool, direction) for pool in pools]
         pooled = np.concatenate(parts)
         centre, scale = float(pooled.mean()), float(pooled.std())
         if not scale > 1e-12 * max(1.0, abs(centre)):
             raise InputError(
-                "the pool must vary along the direction; got one value everywhere; choose "
-                "another direction or column"
+                "rows must vary along the direction; got one value in every row; choose another "
+                "direction or column"
             )
         scores = [(part - centre) / scale for part in parts]
         test_side = rng.random(len(pools[0])) < self.test_share
@@ -169,22 +197,22 @@ class CovariateTilt:
         for side, (pool, score, mask) in chosen.items():
             slopes: tuple[float, ...] = getattr(self, f"{side}_slopes")
             owner = rng.integers(len(names), size=len(pool))
-            luck = np.log1p(-rng.random(len(pool)))  # of uniform on (0, 1]: log 0 cannot occur
+            luck = np.log1p(-rng.random(len(pool)))  # log of uniform on (0, 1]: never log 0
             part = []
             for k, slope in enumerate(slopes):
                 keep = (owner == k) & (luck < log_keep(slope, score))
                 index = np.flatnonzero(keep if mask is None else keep & mask)
                 if not len(index):
                     raise InputError(
-                        f"{names[k]!r} was left without {side} rows of a pool of {len(pool)}; give "
-                        "more rows or smaller slopes"
+                        f"{names[k]!r} must keep at least one {side} row; got none of {len(pool)}; "
+                        "pass more rows or smaller slopes"
                     )
                 part.append((pool.take(index), pool.y[index]))
             sides.append(part)
             log_norms.append(
                 tuple(float(logsumexp(log_keep(s, pooled)) - np.log(len(pooled))) for s in slopes)
             )
-        truth = TiltLaws(
+        truth = TiltDistributions(
             names,
             direction,
             centre,
@@ -200,22 +228,22 @@ class CovariateTilt:
         d = int(np.prod(pools[0].x.shape[1:]))
         if self.direction is None:
             return principal_direction(pools[0])
-        given = np.asarray(self.direction, dtype=np.float64)
-        if given.ndim == 0:
-            column = int(given)
-            if column != given or not -d <= column < d:
-                raise InputError(f"direction must be a column from 0 to {d - 1}; got {given}")
+        vector = np.asarray(self.direction, dtype=np.float64)
+        if vector.ndim == 0:
+            column = int(vector)
+            if column != vector or not -d <= column < d:
+                raise InputError(f"direction must be a column from 0 to {d - 1}; got {vector}")
             return np.asarray(np.eye(1, d, column % d)[0])
-        if given.size != d or not np.isfinite(given).all() or not given.any():
+        if vector.size != d or not np.isfinite(vector).all() or not vector.any():
             raise InputError(
-                f"direction must have {d} finite entries, one for each value of a row, not all "
-                f"zero; got shape {given.shape}"
+                f"direction must have {d} finite entries, one per value of a row, not all zero; "
+                f"got shape {vector.shape}, norm {np.linalg.norm(vector):.4g}"
             )
-        return given.reshape(-1)
+        return vector.reshape(-1)
 
 
 def project(x: FloatArray, direction: Float64Array) -> Float64Array:
-    """Each row's x · direction, in float64 and blocks of rows."""
+    """Return x · direction (n,) in float64, computed in blocks of rows."""
     out = np.empty(len(x))
     flat = x.reshape(len(x), -1)
     for block in blocks(len(x), 4096):
@@ -223,17 +251,18 @@ def project(x: FloatArray, direction: Float64Array) -> Float64Array:
     return out
 
 
-def _projected(pool: Pool, direction: Float64Array) -> Float64Array:
+def _project_pool(pool: Pool, direction: Float64Array) -> Float64Array:
     return np.concatenate(
         [project(pool.take(block), direction) for block in blocks(len(pool), 4096)]
     )
 
 
 def principal_direction(pool: Pool) -> Float64Array:
-    """Unit vector of largest variance, by power iteration; its largest entry is positive.
+    """Return the unit vector (d,) of largest variance; its largest entry is positive.
 
-    The same pool gives the same direction. Where the first two variances are nearly equal it is
-    one between them, which is as good for a tilt.
+    It is found by power iteration from a fixed start, so the same pool gives the same direction. If
+    the two largest variances are nearly equal, the result may lie between their directions. For a
+    tilt, such a direction serves as well as the first principal direction.
     """
     rng = np.random.default_rng(0)
     index = np.sort(rng.permutation(len(pool))[:_PRINCIPAL_ROWS])
@@ -243,7 +272,7 @@ def principal_direction(pool: Pool) -> Float64Array:
     for _ in range(100):
         v_new = rows.T @ (rows @ v)
         size = np.linalg.norm(v_new)
-        if size == 0:  # a pool of equal rows; `split` says so
+        if size == 0:  # all rows are equal: `split` raises
             break
         v_new /= size
         done = np.linalg.norm(v_new - v) < 1e-6

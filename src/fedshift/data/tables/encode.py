@@ -1,4 +1,4 @@
-"""From sites to numbers: a federation ready for training."""
+"""Encode the tables of all sites as a federation of numbers."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ from typing import Any
 
 import numpy.typing as npt
 
+from fedshift.core.moments import deviation, unit_for
 from fedshift.core.samples import Float64Array
 from fedshift.data.federation import ClientData, Federation
+from fedshift.data.tables.cells import quote
+from fedshift.data.tables.column_sums import ColumnSums, add_sums
 from fedshift.data.tables.encoder import Code, Encoder
-from fedshift.data.tables.labels import Class
 from fedshift.data.tables.schema import Schema
-from fedshift.data.tables.settings import Task
+from fedshift.data.tables.settings import TaskType
 from fedshift.data.tables.sites import Sites
-from fedshift.data.tables.told import Told, together
-from fedshift.data.tables.values import quoted
+from fedshift.data.tables.target import Class
 from fedshift.errors import InputError
 
-#: words of one categorical column that get a column of their own, the commonest
+#: at most this many words of a categorical column, the most common, get columns of their own
 MOST_LEVELS = 50
-#: deviations below this share of the mean are rounding
-FLAT = 1e-12
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Encoded:
-    """A federation of numbers, and how it came about.
+    """A federation of numbers, with the encoder and labels that made it.
 
     Attributes
     ----------
     federation : Federation
-        Class numbers (or numbers) as labels; test labels only if every site knows all of its own.
+        Labels are class numbers, or numbers in regression. The federation has test labels
+        only if every deployment row of every site has a label.
     encoder : Encoder
+        Encodes new rows in the same way.
     classes : tuple
-        What class numbers mean; empty in regression.
+        Class i is ``classes[i]``; empty in regression.
     columns : mapping of encoded column to feature
-    test_labels : mapping of site to ndarray
-        Labels of deployment rows, −1 or NaN where they are not known. For evaluation only.
-    weights : mapping of site to ndarray, optional
+    test_labels : mapping of site to ndarray (m,)
+        Labels of deployment rows, for evaluation only. An unknown label is −1, or NaN in
+        regression.
+    weights : mapping of site to ndarray (n,), optional
         The user's sample weights of training rows.
-    left : mapping of site to Told
+    sums : mapping of site to ColumnSums
         The numbers and words that left each site to agree on the encoding.
     notes : tuple of str
-        Those of the sites, and what encoding did.
+        The notes on reading the sites' tables, and the notes on the encoding.
     """
 
     federation: Federation
@@ -55,12 +57,12 @@ class Encoded:
     columns: Mapping[str, str]
     test_labels: Mapping[str, npt.NDArray[Any]]
     weights: Mapping[str, Float64Array] | None
-    left: Mapping[str, Told]
+    sums: Mapping[str, ColumnSums]
     notes: tuple[str, ...] = ()
 
     @property
-    def task(self) -> Task:
-        """What is learned: classes or a number."""
+    def task(self) -> TaskType:
+        """The learning task, "classification" or "regression"."""
         return self.encoder.schema.target.task
 
     def __repr__(self) -> str:
@@ -68,35 +70,45 @@ class Encoded:
         return (
             f"Encoded({len(self.federation)} clients, {len(set(self.columns.values()))} features "
             f"as {len(self.columns)} columns, {self.task}, test labels "
-            f"{'known' if known else 'not known to all'})"
+            f"{'known' if known else 'incomplete'})"
         )
 
 
 def encode(sites: Sites, *, indicators: bool = True) -> Encoded:
-    r"""Encode all sites with numbers made of their training rows' sums.
+    """Return the rows of all sites as numbers, scaled with sums over all training rows.
 
-    A numeric value becomes (v − mean) / sd with mean and deviation over the training rows of all
-    sites, cut at ±1000. A missing one becomes 0, the mean; a column "… missing" beside it (where
-    enough training rows lack the value) lets the model choose another. A categorical value becomes
-    a column for every word that enough training rows have (`rare_below`); rarer and unseen words
-    share one. Columns that say nothing in training are left out.
+    Only the sums and words in `Encoded.sums` leave a site.
+
+    - A numeric value v becomes (v − mean) / sd, clipped at ±1000, with mean and standard deviation
+      over the training rows of all sites. A missing value becomes 0, the mean.
+    - A categorical value becomes one 0/1 column per word that at least `rare_below` training rows
+      have. Rarer words share the column "…=(other)". A new word is also put in that column; if
+      there is none, all columns of the feature are zero.
+    - If at least `rare_below` training rows lack a value, a 0/1 column "… missing" marks them.
+    - Columns that hardly vary in the training rows are left out.
 
     Parameters
     ----------
     sites : Sites
     indicators : bool
-        Whether to add the "missing" columns.
+        Whether to add the "… missing" columns.
 
     Raises
     ------
     InputError
-        If no column is left, or a site has a name that stands for a goal.
+        If no column is left, or a site is called "all" or "own".
     """
-    first = {n: Told.of(p, sites.schema) for n, p in sites.train.items()}
-    total = together(list(first.values()))
+    first = {n: ColumnSums.of(p, sites.schema) for n, p in sites.train.items()}
+    total = add_sums(list(first.values()))
     means = {k: s / max(total.present[k], 1) for k, s in total.sums.items()}
-    told = {n: t.about(sites.train[n], means) for n, t in first.items()}
-    encoder, notes = _encoder(sites.schema, together(list(told.values())), means, indicators)
+    units = dict.fromkeys(means, 1.0)
+    sums = {n: t.add_squares(sites.train[n], means, units) for n, t in first.items()}
+    total = add_sums(list(sums.values()))
+    units = {k: float(unit_for(total.squares[k, 1.0])) for k in means}
+    again = {k: unit for k, unit in units.items() if unit != 1.0}
+    sums = {n: t.add_squares(sites.train[n], means, again) for n, t in sums.items()}
+    total = add_sums(list(sums.values()))
+    encoder, notes = _encoder(sites.schema, total, means, units, indicators)
     notes = [*sites.notes, *notes]
     clients = []
     for name in sites.names:
@@ -119,13 +131,17 @@ def encode(sites: Sites, *, indicators: bool = True) -> Encoded:
         columns=columns,
         test_labels={n: p.labels for n, p in sites.deploy.items()},
         weights=weights or None,
-        left=told,
+        sums=sums,
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
 def _encoder(
-    schema: Schema, total: Told, means: Mapping[str, float], indicators: bool
+    schema: Schema,
+    total: ColumnSums,
+    means: Mapping[str, float],
+    units: Mapping[str, float],
+    indicators: bool,
 ) -> tuple[Encoder, list[str]]:
     codes: list[Code] = []
     notes: list[str] = []
@@ -134,41 +150,43 @@ def _encoder(
         if f.kind == "categorical":
             code = _words(f.name, total, lacks, notes)
         else:
-            mean = means[f.name]
-            sd = math.sqrt(total.squares[f.name] / max(total.present[f.name], 1))
-            flat = sd <= FLAT * abs(mean)
-            code = Code(feature=f.name, mean=mean, sd=0.0 if flat else sd, missing=lacks)
+            mean, unit = means[f.name], units[f.name]
+            sd = deviation(total.squares[f.name, unit], total.present[f.name], unit, mean)
+            code = Code(feature=f.name, mean=mean, sd=float(sd), missing=lacks)
         if code.names():
             codes.append(code)
         else:
-            notes.append(f"Column {f.name!r} is left out: it says the same in every training row.")
+            notes.append(f"Column {f.name!r} is left out: it hardly varies in the training rows.")
     if not codes:
         raise InputError(
-            "tables must have a column that differs between training rows; got "
-            f"{quoted(schema.names)}, each the same everywhere; add columns or rows"
+            "tables must have a column that varies in the training rows; got "
+            f"{quote(schema.names)}, which hardly vary; add columns or rows"
         )
     return Encoder(schema=schema, codes=tuple(codes)), notes
 
 
-def _words(name: str, total: Told, lacks: bool, notes: list[str]) -> Code:
-    """Words that enough rows have get a column; with a single column there is nothing to tell."""
+def _words(name: str, total: ColumnSums, lacks: bool, notes: list[str]) -> Code:
+    """Give each word that enough rows have a column; a single column would be constant."""
     counts = Counter(total.levels[name])
     least = rare_below(total.rows)
     ranked = sorted(counts, key=lambda w: (-counts[w], w))
-    kept = sorted(w for w in ranked[:MOST_LEVELS] if counts[w] >= least)
-    rare = [w for w in counts if w not in set(kept)]
+    levels = sorted(w for w in ranked[:MOST_LEVELS] if counts[w] >= least)
+    rare = [w for w in counts if w not in set(levels)]
     if rare:
         notes.append(
-            f"Column {name!r}: {len(rare)} of {len(counts)} values are rare ({quoted(rare, 3)}) "
-            "and share a column."
+            f"Column {name!r}: {len(rare)} of {len(counts)} values are rare ({quote(rare, 3)}) "
+            "and share the column (other)."
         )
-    if len(kept) + bool(rare) < 2:
+    if len(levels) + bool(rare) < 2:
         return Code(feature=name, missing=lacks)
-    return Code(feature=name, levels=tuple(kept), other=bool(rare), missing=lacks)
+    return Code(feature=name, levels=tuple(levels), other=bool(rare), missing=lacks)
 
 
 def rare_below(rows: int) -> int:
-    """Training rows a word (or a gap) needs for a column of its own: a hundredth, from 2 to 10.
+    """Return how many training rows must have a word for it to get its own column.
+
+    The same number of rows without a value is needed for a "… missing" column. It is 1 % of the
+    training rows, rounded up, but at least 2 and at most 10.
 
     Examples
     --------

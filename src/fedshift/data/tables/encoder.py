@@ -1,4 +1,4 @@
-"""Rows to numbers, the same way at every site, now and later."""
+"""The encoder: turns rows into numbers in the same way at every site, also for new rows."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ import numpy.typing as npt
 
 from fedshift.core.files import write_text
 from fedshift.core.samples import Float64Array
-from fedshift.data.tables.cells import Table
-from fedshift.data.tables.deal import Piece, pieces
-from fedshift.data.tables.find import find, folder_of, stem
-from fedshift.data.tables.names import toward
-from fedshift.data.tables.parts import Part, absent, assembled, with_points
+from fedshift.data.tables.cells import count_rows, quote
+from fedshift.data.tables.column_names import match_names
+from fedshift.data.tables.column_roles import SiteTable
+from fedshift.data.tables.folder import find_files, folder_of, stem
+from fedshift.data.tables.partition import Slice, split_table
 from fedshift.data.tables.read import read_table
-from fedshift.data.tables.roles import Source
 from fedshift.data.tables.schema import Feature, Schema
-from fedshift.data.tables.values import count_rows, quoted
+from fedshift.data.tables.site_rows import SiteRows, build_rows, fix_commas, isna
+from fedshift.data.tables.text_table import TextTable
 from fedshift.errors import InputError
 
-#: standardised values end here, so that no float32 model meets an infinity
+#: standardised values are clipped here, so that float32 never overflows
 REACH = 1000.0
 _KIND = "fedshift.data.tables.Encoder"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """How one feature becomes columns.
+    """The encoding of one feature as columns.
 
     Attributes
     ----------
     feature : str
     mean, sd : float
-        Of a numeric feature; with an sd of 0 it gets no column of its own.
+        Mean and standard deviation of a numeric feature. If the standard
+        deviation is 0, the feature has no column for its values.
     levels : tuple of str
-        Words of a categorical feature with a column each.
+        Words of a categorical feature that have a column each.
     other : bool
         Whether rarer words share a column.
     missing : bool
-        Whether a column tells that the value is missing.
+        Whether a column marks missing values.
     """
 
     feature: str
@@ -58,40 +59,40 @@ class Code:
     missing: bool = False
 
     def names(self) -> list[str]:
-        """Names of the columns."""
+        """Return the names of the columns."""
         own = [self.feature] if self.sd else []
         words = [f"{self.feature}={level}" for level in self.levels]
         other = [f"{self.feature}=(other)"] if self.other else []
         return own + words + other + ([f"{self.feature} missing"] if self.missing else [])
 
     def values(self, values: npt.NDArray[Any]) -> Float64Array:
-        """The columns (n, ·) of a feature's values."""
-        gone = absent(values)
+        """Return the encoded columns (n, d) for the n values of the feature, one for each name."""
+        gaps = isna(values)
         out = np.zeros((len(values), len(self.names())))
         if self.sd:
             with np.errstate(over="ignore"):
-                z = (np.where(gone, self.mean, values).astype(np.float64) - self.mean) / self.sd
+                z = (np.where(gaps, self.mean, values).astype(np.float64) - self.mean) / self.sd
             out[:, 0] = np.clip(z, -REACH, REACH)
         elif self.levels or self.other:
             place = {level: j for j, level in enumerate(self.levels)}
             other = len(self.levels) if self.other else -1
             column = np.array([place.get(v, other) for v in values.tolist()], dtype=np.intp)
-            rows = np.flatnonzero(~gone & (column >= 0))
+            rows = np.flatnonzero(~gaps & (column >= 0))
             out[rows, column[rows]] = 1.0
         if self.missing:
-            out[:, -1] = gone
+            out[:, -1] = gaps
         return out
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Batch:
-    """New rows of a site, encoded.
+class EncodedRows:
+    """New rows of a site as numbers.
 
     Attributes
     ----------
     x : ndarray (n, d)
     labels : ndarray (n,)
-        Class numbers with −1, or numbers with NaN, where a label is not known.
+        Class numbers, or numbers in regression. An unknown label is −1, or NaN in regression.
     notes : tuple of str
     """
 
@@ -104,21 +105,23 @@ class Batch:
         return len(self.x)
 
     def __repr__(self) -> str:
-        return f"Batch({len(self.x)} rows, {self.x.shape[1]} columns, {len(self.notes)} notes)"
+        return (
+            f"EncodedRows({len(self.x)} rows, {self.x.shape[1]} columns, {len(self.notes)} notes)"
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Encoder:
-    """Rows to numbers, the same way at every site, now and later.
+    """Turns rows into numbers in the same way at every site, also for new rows.
 
-    It depends on training rows only: kinds and words on all sites' cells, means and deviations
-    on their sums. Test labels have no part in it.
+    It depends on training rows only. Column kinds and words come from the cells of all sites; means
+    and standard deviations come from sums over all sites. It never uses test labels.
 
     Attributes
     ----------
     schema : Schema
     codes : tuple of Code
-        One for every feature that tells anything.
+        One per feature that varies in the training rows.
     """
 
     schema: Schema
@@ -126,7 +129,7 @@ class Encoder:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Encoded columns in their order, and the feature each is made of."""
+        """Encoded columns in their order, each with its feature."""
         out: dict[str, str] = {}
         for code in self.codes:
             for name in code.names():
@@ -135,97 +138,114 @@ class Encoder:
                 out[name] = code.feature
         return out
 
-    def encode(self, rows: Any, *, site: str = "new rows") -> Batch:
-        """Encode new rows: a `Part`, a data frame or a mapping of columns.
+    def encode(self, rows: Any, *, site: str = "new rows") -> EncodedRows:
+        """Return new rows as numbers.
 
-        Words no training row has go to the column of rare words, or are all zeros where there is
-        none; columns that are absent are missing. The notes tell.
+        A word that no training row has is encoded as a rare word, or as zeros if no column is for
+        rare words. If the rows lack a column, all its values count as missing. The notes list
+        such words and columns.
+
+        Parameters
+        ----------
+        rows : SiteRows, data frame or mapping of columns
+        site : str
+            Name of the rows in notes and errors.
         """
         notes: list[str] = []
-        part = rows if isinstance(rows, Part) else self._part(Table.of(rows, site), site, notes)
+        part = (
+            rows
+            if isinstance(rows, SiteRows)
+            else self._part(TextTable.of(rows, site), site, notes)
+        )
         x = self.numbers(part, site, notes)
-        return Batch(x=x, labels=part.labels, notes=tuple(dict.fromkeys(notes)))
+        return EncodedRows(x=x, labels=part.labels, notes=tuple(dict.fromkeys(notes)))
 
-    def read(self, path: str | os.PathLike[str]) -> dict[str, Batch]:
-        """Encode new deployment rows from files, by site.
+    def read(self, path: str | os.PathLike[str]) -> dict[str, EncodedRows]:
+        """Return new deployment rows from files as numbers, by site.
 
         Parameters
         ----------
         path : path
-            As `Sites.read` takes it, but deployment rows suffice and ``train`` files are not
-            read. A single file without the site column is one site, called after the file.
+            A folder or file, as in `Sites.read`, but without training rows: ``train`` files are
+            not read. A file without a site column is one site with the file's name.
+
+        Raises
+        ------
+        InputError
+            If there are no deployment rows, or a file cannot be read.
         """
         root, schema = Path(path), self.schema
-        # patterns were made for the training files
-        layout, folder = find(root, replace(schema.settings, files=())), folder_of(root)
-        mine: dict[str, list[Piece]] = {}
+        # file patterns are for the training files only
+        layout, folder = find_files(root, replace(schema.settings, files=())), folder_of(root)
+        by_site: dict[str, list[Slice]] = {}
         notes = [*layout.notes]
         files = [f for f in layout.files if f.part != "train"]
         if not files:
-            raise InputError(f"{root} must hold deployment rows; got train files only")
+            raise InputError(f"{root} must hold deployment rows; got train files only; add them")
         for f in files:
             table = read_table(f.path, schema.settings, name=f.path.relative_to(folder).as_posix())
             notes += table.notes
-            table = self._known(table, notes)
+            table = self._match_training(table, notes)
             name = f.site
             if name is None and schema.settings.site not in table.columns:
                 name = stem(f.path)
-            for p in pieces(Source(table, name, "deploy"), schema.settings.site, None):
-                mine.setdefault(p.site, []).append(p)
+            for p in split_table(SiteTable(table, name, "deploy"), schema.settings.site, None):
+                by_site.setdefault(p.site, []).append(p)
         out = {}
-        for site, found in mine.items():
-            told = [*notes]
-            part = assembled(found, schema, told)
-            x = self.numbers(part, site, told)
-            out[site] = Batch(x=x, labels=part.labels, notes=tuple(dict.fromkeys(told)))
+        for site, slices in by_site.items():
+            own = [*notes]
+            part = build_rows(slices, schema, own)
+            x = self.numbers(part, site, own)
+            out[site] = EncodedRows(x=x, labels=part.labels, notes=tuple(dict.fromkeys(own)))
         return out
 
-    def _known(self, table: Table, notes: list[str]) -> Table:
-        """A table with the names and decimal points of training."""
+    def _match_training(self, table: TextTable, notes: list[str]) -> TextTable:
+        """Return a table with column names and decimal points as in training."""
         s, target = self.schema.settings, self.schema.target.name
         roles = [n for n in (s.site, s.split, s.weights, target) if n is not None]
-        table = toward(table, [*self.schema.names, *self.schema.dropped, *roles])
+        table = match_names(table, [*self.schema.names, *self.schema.dropped, *roles])
         new = [
             k for k in table.columns if k not in (*self.schema.names, *self.schema.dropped, *roles)
         ]
         if new:
-            notes.append(f"{table.name}: columns {quoted(new)} were not met in training: not used.")
+            notes.append(f"{table.name}: columns {quote(new)} are ignored, as training lacks them.")
         lacking = [n for n in self.schema.names if n not in table.columns]
         if lacking:
-            notes.append(
-                f"{table.name}: columns {quoted(lacking)} are not there: taken as missing."
-            )
-        return with_points(table, {*roles, *new}, notes)
+            notes.append(f"{table.name}: columns {quote(lacking)} are absent; treated as missing.")
+        return fix_commas(table, {*roles, *new}, notes)
 
-    def _part(self, table: Table, site: str, notes: list[str]) -> Part:
-        known = self._known(table, notes)
-        return assembled([Piece(site, "deploy", known, np.arange(len(known)))], self.schema, notes)
+    def _part(self, table: TextTable, site: str, notes: list[str]) -> SiteRows:
+        known = self._match_training(table, notes)
+        return build_rows([Slice(site, "deploy", known, np.arange(len(known)))], self.schema, notes)
 
-    def numbers(self, part: Part, site: str, notes: list[str]) -> Float64Array:
-        """The columns (n, d) of typed rows; what is worth telling is added to the notes."""
+    def numbers(self, part: SiteRows, site: str, notes: list[str]) -> Float64Array:
+        """Return the encoded columns (n, d) of rows whose cells are already numbers or words.
+
+        It adds notes on new words, on numbers far from the training mean, and on missing values.
+        """
         blocks = []
         for code in self.codes:
             values = part.columns[code.feature]
             blocks.append(code.values(values))
-            notes += _strange(code, values, self.schema[code.feature], site)
+            notes += _new_values(code, values, self.schema[code.feature], site)
         return np.ascontiguousarray(np.concatenate(blocks, axis=1))
 
     def __repr__(self) -> str:
         return f"Encoder({len(self.codes)} features to {len(self.columns)} columns)"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, as `from_dict` takes them."""
+        """Return plain values for JSON, which `from_dict` reads."""
         codes = [dataclasses.asdict(c) | {"levels": list(c.levels)} for c in self.codes]
         return {"kind": _KIND, "schema": self.schema.to_dict(), "codes": codes}
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
-        """The encoder `to_dict` wrote.
+        """Return the encoder that `to_dict` wrote.
 
         Raises
         ------
         InputError
-            If it is something else.
+            If the values are not those of an encoder.
         """
         try:
             if table["kind"] != _KIND:
@@ -244,43 +264,51 @@ class Encoder:
         return cls(schema=schema, codes=codes)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write it as JSON, whole or not at all."""
+        """Write the encoder as JSON and return the path; a failed write leaves no partial file."""
         return write_text(Path(path), json.dumps(self.to_dict(), indent=1))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The encoder `save` wrote."""
+        """Return the encoder that `save` wrote.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be read or holds no encoder.
+        """
         try:
             table = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(f"{path} must hold an encoder as JSON; {error}") from None
+            raise InputError(
+                f"{path} must hold an encoder as JSON; {error}; save it again"
+            ) from None
         return cls.from_dict(table)
 
 
-def _strange(code: Code, values: npt.NDArray[Any], feature: Feature, site: str) -> list[str]:
-    """What is worth telling of values that training rows did not have."""
+def _new_values(code: Code, values: npt.NDArray[Any], feature: Feature, site: str) -> list[str]:
+    """Return notes on new words, far values, and missing values that no column marks."""
     where, out = f"Site {site!r}, column {code.feature!r}: ", []
-    gone = int(absent(values).sum())
+    gaps = int(isna(values).sum())
     if feature.kind == "categorical":
         known = set(feature.levels)
         new = Counter(v for v in values.tolist() if v is not None and v not in known)
-        fill, what = "zeros", "counted as rare" if code.other else "encoded as zeros"
+        fill, what = "zeros", "encoded as rare" if code.other else "encoded as zeros"
         if new:
             out.append(
                 f"{where}{count_rows(new.total())} with a value that no training row has "
-                f"({quoted(new, 3)}); {what}."
+                f"({quote(new, 3)}); {what}."
             )
     else:
-        fill = "the mean of training"
+        fill = "the training mean"
         with np.errstate(over="ignore"):
             far = int((np.abs(values - code.mean) > REACH * code.sd).sum()) if code.sd else 0
         if far:
             out.append(
-                f"{where}{count_rows(far)} more than {REACH:.0f} deviations from the mean of "
-                "training; cut there."
+                f"{where}{count_rows(far)} more than {REACH:.0f} standard deviations from the "
+                "training mean; clipped."
             )
-    if gone and not code.missing and len(code.names()):
+    if gaps and not code.missing and len(code.names()):
         out.append(
-            f"{where}{count_rows(gone)} without a value, and no column tells; filled with {fill}."
+            f"{where}{count_rows(gaps)} without a value; filled with {fill}, not marked as missing."
         )
     return out

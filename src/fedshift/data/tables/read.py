@@ -1,4 +1,4 @@
-"""One file to a table of text cells: CSV and its cousins, plain or packed, and Parquet."""
+"""Read one file into a table of text cells: delimited text, plain or gzipped, or Parquet."""
 
 from __future__ import annotations
 
@@ -7,41 +7,46 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.data.tables.cells import Cells, Table, check_names, tidy
-from fedshift.data.tables.find import is_parquet
+from fedshift.data.tables.delimited import decode, parse_table
+from fedshift.data.tables.folder import is_parquet
 from fedshift.data.tables.settings import TableSettings
-from fedshift.data.tables.text import decoded, parsed
+from fedshift.data.tables.text_table import TextColumn, TextTable, check_names, tidy
 from fedshift.errors import InputError
 
 
-def read_table(path: Path, settings: TableSettings | None = None, *, name: str = "") -> Table:
-    """Read a file.
+def read_table(path: Path, settings: TableSettings | None = None, *, name: str = "") -> TextTable:
+    """Return the table in a file.
 
-    Text may be separated by commas, semicolons, tabs, bars or, failing these, spaces; encoded as
-    UTF-8 (with or without a mark), UTF-16 with a mark, or else Windows-1252; and packed by gzip.
+    The separator of text is a comma, semicolon, tab or vertical bar, or else spaces. The encoding
+    is UTF-8 with or without a byte order mark, UTF-16 with a byte order mark, or else Windows-1252.
+    Text may be gzipped.
 
     Parameters
     ----------
+    path : Path
+    settings : TableSettings, optional
     name : str
-        What to call it in notes and errors; by default its path.
+        Name in notes and errors; the path by default.
 
     Raises
     ------
     InputError
-        If it cannot be read, is empty, has rows of different lengths or two columns of one name.
+        If the file cannot be read or is empty, its rows differ in length, or two columns share a
+        name.
     """
     settings, name = TableSettings() if settings is None else settings, name or str(path)
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or error}") from None
+        why = error.strerror or error
+        raise InputError(f"{name} cannot be read: {why}; check its path and permissions") from None
     if is_parquet(path):
         return _parquet(content, name)
-    text, notes = decoded(content, name)
-    return parsed(text, settings, name, notes)
+    text, notes = decode(content, name)
+    return parse_table(text, settings, name, notes)
 
 
-def _parquet(content: bytes, name: str) -> Table:
+def _parquet(content: bytes, name: str) -> TextTable:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -56,7 +61,7 @@ def _parquet(content: bytes, name: str) -> Table:
         names = [tidy(n) for n in table.column_names]
     except Exception as error:  # a damaged file makes the reader raise almost anything
         first = str(error).split("\n")[0][:200]
-        raise InputError(f"{name} must be a whole Parquet file; {first}; write it again") from None
+        raise InputError(f"{name} must be a whole Parquet file; {first}; save it again") from None
     if not table.num_rows or not names:
         raise InputError(
             f"{name} must hold rows and columns; got {table.num_rows} rows and {len(names)} columns"
@@ -69,18 +74,18 @@ def _parquet(content: bytes, name: str) -> Table:
             columns[key] = _arrow_cells(table.column(j), pa)
         except (pa.ArrowException, ValueError):
             notes.append(
-                f"{name}: column {key!r} is left out, as {table.column(j).type} is neither a "
-                "number, a date nor text."
+                f"{name}: column {key!r} is left out: its type, {table.column(j).type}, is not a "
+                "number, a date or text."
             )
-    return Table(name, columns, np.arange(1, table.num_rows + 1), True, tuple(notes))
+    return TextTable(name, columns, np.arange(1, table.num_rows + 1), True, tuple(notes))
 
 
-def _arrow_cells(column: Any, pa: Any) -> Cells:
-    """Cells of an Arrow column; Arrow writes numbers so that they read back to the same bits."""
+def _arrow_cells(column: Any, pa: Any) -> TextColumn:
+    """Return an Arrow column as text; Arrow writes numbers that parse to the same bits."""
     packed = column.cast(pa.string()).combine_chunks().dictionary_encode()
     texts = [t.strip() for t in packed.dictionary.to_pylist()]
     index: dict[str, int] = {}
-    new = [index.setdefault(t, len(index)) for t in texts]  # stripped, some may be the same
-    nothing = index.setdefault("", len(index))
+    new = [index.setdefault(t, len(index)) for t in texts]  # stripped texts may be equal
+    empty = index.setdefault("", len(index))
     codes = packed.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
-    return Cells(tuple(index), np.array([*new, nothing], dtype=np.int32)[codes])
+    return TextColumn(tuple(index), np.array([*new, empty], dtype=np.int32)[codes])

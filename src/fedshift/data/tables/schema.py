@@ -1,4 +1,4 @@
-"""What every column is: how its cells are read at every site, now and later."""
+"""The schema: how the cells of each column are read, at every site and for new rows."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fedshift.core.samples import Float64Array
-from fedshift.data.tables.cells import Cells
-from fedshift.data.tables.labels import Target
+from fedshift.data.tables.cells import SOFT, Order, day, is_missing, join, numbers, plain, truth
 from fedshift.data.tables.settings import TableSettings
-from fedshift.data.tables.values import SOFT, Order, day, listed, missing, numbers, plain, truth
+from fedshift.data.tables.target import PlainValues, Target
+from fedshift.data.tables.text_table import TextColumn
 from fedshift.errors import InputError
 
-Kind = Literal["numeric", "date", "categorical"]
-KINDS: tuple[Kind, ...] = ("numeric", "date", "categorical")
+ColumnKind = Literal["numeric", "date", "categorical"]
+KINDS: tuple[ColumnKind, ...] = ("numeric", "date", "categorical")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Feature:
-    """A column and how its cells are read.
+class Feature(PlainValues):
+    """A column that a model learns from, and how its cells are read.
 
     Attributes
     ----------
@@ -33,17 +33,17 @@ class Feature:
     kind : {"numeric", "date", "categorical"}
         Dates become days since 1970.
     levels : tuple of str
-        Values of a categorical column met in the training rows of any site, sorted.
+        Values of a categorical column in the training rows of any site, sorted.
     known : mapping of str to str
-        Other spellings of them met there.
+        Other spellings in the training rows, each with the level it stands for.
     order : {"ymd", "dmy", "mdy"}
-        Of dates.
+        Order of year, month and day in a date.
     markers : tuple of str
-        Cells that mean missing, besides the usual.
+        Cells that mean missing, besides usual ones such as "NA".
     """
 
     name: str
-    kind: Kind
+    kind: ColumnKind
     levels: tuple[str, ...] = ()
     known: Mapping[str, str] = dataclasses.field(default_factory=dict)
     order: Order = "ymd"
@@ -53,21 +53,24 @@ class Feature:
         more = f", {len(self.levels)} levels" if self.kind == "categorical" else ""
         return f"Feature({self.name!r}, {self.kind}{more})"
 
-    def values(self, cells: Cells) -> npt.NDArray[Any]:
-        """Numbers with NaN, or words (object) with None, where a cell is missing or unreadable."""
+    def values(self, cells: TextColumn) -> npt.NDArray[Any]:
+        """Return the values (n,) of cells: numbers, or words (object) if categorical.
+
+        A cell that is missing or cannot be used becomes NaN, or None if categorical.
+        """
         if self.kind == "categorical":
             words = np.empty(len(cells.levels), dtype=object)
             words[:] = [self.word(level) for level in cells.levels]
             return np.asarray(words[cells.codes])
         return np.asarray(self._numbers(cells.levels)[cells.codes])
 
-    def nothing(self, n: int) -> npt.NDArray[Any]:
-        """A column of n missing values."""
+    def all_missing(self, n: int) -> npt.NDArray[Any]:
+        """Return a column of n missing values."""
         return np.full(n, None, dtype=object) if self.kind == "categorical" else np.full(n, np.nan)
 
     def word(self, text: str) -> str | None:
-        """The level a cell spells, or the cell itself if no training row has it."""
-        if missing(text, self.markers):
+        """Return the level of a cell, the cell itself if it is new, or None if missing."""
+        if is_missing(text, self.markers):
             return None
         word = plain(text)
         if word in self._known:
@@ -75,7 +78,7 @@ class Feature:
         return self._folded.get(word.casefold(), word)
 
     def _numbers(self, levels: Sequence[str]) -> Float64Array:
-        """The number or day each cell spells, or NaN."""
+        """Return the number, or the days since 1970, of each cell; NaN if there is none."""
         if self.kind == "date":
             values = np.array([day(v, self.order) for v in levels], dtype=np.float64)
         else:
@@ -83,23 +86,27 @@ class Feature:
             for i in np.flatnonzero(~which).tolist():
                 values[i] = truth(levels[i])
         if self.markers:
-            values[[missing(v, self.markers) for v in levels]] = np.nan
+            values[[is_missing(v, self.markers) for v in levels]] = np.nan
         return values
 
-    def odd(self, cells: Cells, values: npt.NDArray[Any]) -> Counter[str]:
-        """Cells that hold something, but nothing this column can use, and how often they occur.
+    def unusable(self, cells: TextColumn, values: npt.NDArray[Any]) -> Counter[str]:
+        """Count the cells that are not missing but that this column cannot use.
 
-        `values` are what `values` made of the cells.
+        Parameters
+        ----------
+        cells : TextColumn
+        values : ndarray (n,)
+            What the method `values` returns for these cells.
         """
         if self.kind == "categorical":
             return Counter()
         counts = Counter(cells.codes[np.isnan(values)].tolist())
-        found = Counter({cells.levels[code]: n for code, n in counts.items()})
+        texts = Counter({cells.levels[code]: n for code, n in counts.items()})
         return Counter(
             {
                 text: n
-                for text, n in found.items()
-                if not missing(text, self.markers) and text.casefold() not in SOFT
+                for text, n in texts.items()
+                if not is_missing(text, self.markers) and text.casefold() not in SOFT
             }
         )
 
@@ -109,41 +116,33 @@ class Feature:
 
     @cached_property
     def _folded(self) -> dict[str, str]:
-        """Levels without case, where case does not matter."""
+        """Levels by their case-folded text, where that is unique."""
         count = Counter(level.casefold() for level in self.levels)
         return {v.casefold(): v for v in self.levels if count[v.casefold()] == 1}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as `from_dict` takes them."""
-        return dataclasses.asdict(self) | {
-            "levels": list(self.levels),
-            "markers": list(self.markers),
-            "known": dict(self.known),
-        }
-
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
-        """The feature `to_dict` wrote."""
-        told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-        made = cls(**told)
-        if made.kind not in KINDS:
-            raise ValueError(f"kind {made.kind!r}")
-        return made
+        """Return the feature that `to_dict` wrote."""
+        feature = super().from_dict(table)
+        if feature.kind not in KINDS:
+            raise ValueError(f"kind {feature.kind!r}")
+        return feature
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """What all sites' tables hold: the target, the features, and why other columns were left.
+    """The columns of all sites' tables: the label, the features, and columns left out.
 
     Attributes
     ----------
     target : Target
+        The label.
     features : tuple of Feature
         In the order of the first training file.
     dropped : mapping of str to str
-        Columns that were left out, and why.
+        Columns left out, and why.
     settings : TableSettings
-        What was said, with the site, split and weights columns that were found.
+        The settings, in which guessed label, site and split columns are filled in.
     """
 
     target: Target
@@ -153,13 +152,13 @@ class Schema:
 
     def __repr__(self) -> str:
         kinds = Counter(f.kind for f in self.features)
-        told = ", ".join(f"{kinds[k]} {k}" for k in KINDS if kinds[k])
-        return f"Schema({self.target!r}; {told} features, {len(self.dropped)} columns left out)"
+        parts = ", ".join(f"{kinds[k]} {k}" for k in KINDS if kinds[k])
+        return f"Schema({self.target!r}; {parts} features, {len(self.dropped)} columns left out)"
 
     def __getitem__(self, name: str) -> Feature:
-        """A feature by its name."""
+        """Return a feature by its name."""
         if name not in self._features:
-            raise InputError(f"no feature {name!r}; there are {listed(self.names, 30)}")
+            raise InputError(f"feature must be one of {join(self.names, 30)}; got {name!r}")
         return self._features[name]
 
     @cached_property
@@ -172,7 +171,7 @@ class Schema:
         return tuple(f.name for f in self.features)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as `from_dict` takes them."""
+        """Return plain values, which `from_dict` reads."""
         return {
             "target": self.target.to_dict(),
             "features": [f.to_dict() for f in self.features],
@@ -182,7 +181,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
-        """The schema `to_dict` wrote."""
+        """Return the schema that `to_dict` wrote."""
         return cls(
             target=Target.from_dict(table["target"]),
             features=tuple(Feature.from_dict(f) for f in table["features"]),

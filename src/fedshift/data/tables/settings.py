@@ -1,49 +1,59 @@
-"""What a user may say about tables, in ``fedshift.toml`` or as keywords."""
+"""Settings for reading tables, from ``fedshift.toml`` or keywords."""
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from fedshift.core.params import nearest
+from fedshift.core.files import read_toml
+from fedshift.core.params import is_whole, nearest
 from fedshift.errors import InputError
 
 FILE = "fedshift.toml"
-Task = Literal["classification", "regression"]
+TaskType = Literal["classification", "regression"]
 TASKS = ("classification", "regression")
-#: a class that counts as positive, several, or a threshold such as ">0"
+#: a class to call positive, several classes, or a threshold such as ">0"
 Positive = str | int | float | tuple[str | int | float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSettings:
-    """How to read a folder of tables; everything may be left out.
+    """How to read a folder of tables. Every field is optional.
 
     Attributes
     ----------
-    label, site, split, weights : str, optional
-        Columns: what to predict; whose a row is; "train", "test" or "deploy"; sample weights.
-    categorical, numeric, drop : tuple of str
-        Columns that are so, whatever they look like, and columns to leave out.
+    label : str, optional
+        Column to predict. By default guessed from its name, such as "outcome".
+    site : str, optional
+        Column that names the site of a row, where files hold rows of several sites.
+    split : str, optional
+        Column that says "train", "test" or "deploy".
+    weights : str, optional
+        Column of sample weights.
+    categorical, numeric : tuple of str
+        Columns to read as categories or as numbers, whatever they look like.
+    drop : tuple of str
+        Columns to leave out.
     missing : mapping of str to tuple of str
-        Markers of missing cells besides the usual: by column, "*" for all. A list means all.
+        Cells that mean missing, besides usual ones such as "NA", by column. The key "*" stands for
+        all columns. The method `of` also takes a list, which is used for all columns.
     positive : str, number or tuple of them, optional
-        The class (or classes) to call positive, or a threshold: ">0".
+        The class or classes to call positive, or a threshold such as ">0".
     task : {"classification", "regression"}, optional
+        By default decided from the labels.
     names : tuple of str
-        Columns of files without a header.
+        Column names for files without a header.
     header : bool, optional
-        Whether files begin with a header; by default seen from the first row.
+        Whether files begin with a header; by default decided from the first rows.
     files : tuple of str
-        Patterns of file names to take, such as "processed.*.data"; by default every table.
+        Patterns of file names to read, such as "processed.*.data"; by default every table.
     test_share : float
-        Share of a site's rows that stands for deployment where it has no such file.
+        Share of a site's rows that is used as deployment rows where the site has none.
     seed : int
-        Of that share.
+        Seed of the random draw of this share.
 
     Examples
     --------
@@ -60,7 +70,7 @@ class TableSettings:
     drop: tuple[str, ...] = ()
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     positive: Positive | None = None
-    task: Task | None = None
+    task: TaskType | None = None
     names: tuple[str, ...] = ()
     header: bool | None = None
     files: tuple[str, ...] = ()
@@ -68,47 +78,48 @@ class TableSettings:
     seed: int = 0
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], place: str = "tables") -> Self:
-        """Settings from plain values, all checked.
+    def of(cls, table: Mapping[str, Any], place: str = "tables") -> Self:
+        """Return checked settings from plain values.
+
+        Parameters
+        ----------
+        table : mapping of field to value
+            None means the default.
+        place : str
+            Where the values come from; errors begin with it.
 
         Raises
         ------
         InputError
-            For an unknown key (naming the nearest), a value of the wrong type, or a column with
-            two roles.
+            If a key is unknown, a value has the wrong type, or a column has two roles.
         """
         known = [f.name for f in dataclasses.fields(cls)]
-        for key in given:
+        for key in table:
             if key not in known:
                 raise InputError(
-                    f"{place}: unknown key {key!r}; a key here is {nearest(key, known)}"
+                    f"{place}: unknown key {key!r}; a valid key is {nearest(key, known)}"
                 )
-        told = {k: _READ[k](k, v, place) for k, v in given.items() if v is not None}
-        made = cls(**told)
-        made._check_roles(place)
-        return made
+        values = {k: _READ[k](k, v, place) for k, v in table.items() if v is not None}
+        settings = cls(**values)
+        settings._check_roles(place)
+        return settings
 
     @classmethod
-    def read(cls, folder: Path, given: Mapping[str, Any]) -> Self:
-        """The settings file of a folder, if there is one; what is given besides wins."""
+    def read(cls, folder: Path, keywords: Mapping[str, Any]) -> Self:
+        """Return the settings in a folder's ``fedshift.toml``, if any; keywords override them."""
         file = folder / FILE
         if not file.is_file():
-            return cls.of(given)
-        try:
-            table = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} must be TOML; {error}; mend it or remove the file") from None
-        except OSError as error:
-            raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
-        cls.of(table, str(file))  # so that its faults are told as the file's
-        return cls.of({**table, **{k: v for k, v in given.items() if v is not None}})
+            return cls.of(keywords)
+        table = read_toml(file, "the settings", fix="correct it or remove the file")
+        cls.of(table, str(file))  # so that errors name the file
+        return cls.of({**table, **{k: v for k, v in keywords.items() if v is not None}})
 
     def markers(self, column: str) -> tuple[str, ...]:
-        """Markers of missing cells in a column, besides the usual."""
+        """Return the cells that mean missing in a column, besides usual ones such as "NA"."""
         return (*self.missing.get("*", ()), *self.missing.get(column, ()))
 
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """Columns named by each key."""
+        """Return the columns that each key names."""
         single = {k: getattr(self, k) for k in ("label", "site", "split", "weights")}
         several = {k: getattr(self, k) for k in ("categorical", "numeric", "drop")}
         return {k: (v,) for k, v in single.items() if v is not None} | several
@@ -120,11 +131,11 @@ class TableSettings:
                 if role.setdefault(name, key) != key:
                     raise InputError(
                         f"{place}: a column must have one role; got {name!r} as {role[name]} and "
-                        f"as {key}; take it out of one of them"
+                        f"as {key}; remove it from one of them"
                     )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as `of` takes them; what was not said is left out."""
+        """Return the fields that are set as plain values, which `of` reads."""
         out = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -154,7 +165,7 @@ def _texts(key: str, value: Any, place: str) -> tuple[str, ...]:
         raise _wrong(place, key, "a list of texts", value)
     out = tuple(" ".join(v.split()) for v in several)
     if len(set(out)) < len(out):
-        raise InputError(f"{place}: {key} must name each once; got {list(out)}")
+        raise InputError(f"{place}: {key} must not repeat a name; got {list(out)}; remove repeats")
     return out
 
 
@@ -164,7 +175,7 @@ def _missing(key: str, value: Any, place: str) -> dict[str, tuple[str, ...]]:
     for column, markers in table.items():
         several = markers if isinstance(markers, list | tuple) else [markers]
         if not all(isinstance(m, str | int | float) and not isinstance(m, bool) for m in several):
-            raise _wrong(place, key, "markers (texts or numbers), for all or by column", value)
+            raise _wrong(place, key, "a list of texts or numbers, or a list for each column", value)
         out[" ".join(str(column).split())] = tuple(str(m).strip() for m in several)
     return out
 
@@ -195,8 +206,8 @@ def _share(key: str, value: Any, place: str) -> float:
 
 
 def _seed(key: str, value: Any, place: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+    if is_whole(value, 0):
+        return int(value)
     raise _wrong(place, key, "a whole number of at least 0", value)
 
 

@@ -1,4 +1,7 @@
-"""From files to sites: every column of one kind everywhere, and a note for all that was done."""
+"""Read the tables of all sites, so that each column has the same kind everywhere.
+
+Notes list each guess and everything that was left out or treated as missing.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fedshift.data.tables.cells import Table
-from fedshift.data.tables.deal import Piece, deal
-from fedshift.data.tables.find import Part as PartName
-from fedshift.data.tables.find import find, folder_of
-from fedshift.data.tables.kinds import Evidence, decide
-from fedshift.data.tables.labels import Target, target_of
-from fedshift.data.tables.names import aligned, resolved
-from fedshift.data.tables.parts import Part, absent, assembled, labels_of, with_points
+from fedshift.data.tables.cells import count_rows, is_missing, join
+from fedshift.data.tables.column_kinds import ColumnEvidence, decide
+from fedshift.data.tables.column_names import align, resolve
+from fedshift.data.tables.column_roles import Roles, SiteTable, find_roles
+from fedshift.data.tables.folder import PartName, find_files, folder_of
+from fedshift.data.tables.partition import Slice, partition_rows
 from fedshift.data.tables.read import read_table
-from fedshift.data.tables.roles import Roles, Source, roles_of
 from fedshift.data.tables.schema import Feature, Schema
 from fedshift.data.tables.settings import TableSettings
-from fedshift.data.tables.values import count_rows, listed, missing
+from fedshift.data.tables.site_rows import SiteRows, build_rows, fix_commas, isna, read_labels
+from fedshift.data.tables.target import Target, infer_target
+from fedshift.data.tables.text_table import TextTable
 from fedshift.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,66 +34,83 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sites:
-    """Tables of all sites, typed and checked together.
+    """The tables of all sites, read with one schema.
+
+    `Sites.read` makes it from files, `Sites.of` from data frames; `encode` turns it into a
+    federation of numbers.
 
     Attributes
     ----------
     names : tuple of str
+        The sites.
     schema : Schema
-        What every column is.
-    train, deploy : mapping of site to Part
-        Rows to learn from, all labelled; rows the model will be used on, labelled or not.
+        The kind of each column, and the label.
+    train : mapping of site to SiteRows
+        Training rows, all labelled.
+    deploy : mapping of site to SiteRows
+        Rows that the model will be used on, labelled or not.
     notes : tuple of str
-        What was guessed, left out or taken for missing: a sentence each.
+        One sentence for each guess, each column or row left out, and each value treated as missing.
     """
 
     names: tuple[str, ...]
     schema: Schema
-    train: Mapping[str, Part]
-    deploy: Mapping[str, Part]
+    train: Mapping[str, SiteRows]
+    deploy: Mapping[str, SiteRows]
     notes: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], **settings: Any) -> Self:
-        """Read a folder of site files, or one file with a site column.
+        """Return the sites in a folder of files, or in one file with a site column.
 
         Parameters
         ----------
         path : path
-            See `fedshift.data.tables.find.find` for the layouts, and `TableSettings` for what may
-            be said about them here or in ``fedshift.toml`` in the folder.
+            For the layouts see `fedshift.data.tables.folder.find_files`.
+        **settings
+            Fields of `TableSettings`. They override ``fedshift.toml`` in the folder.
 
         Raises
         ------
         InputError
-            Whatever is wrong, with file, column and row where there is one.
+            If a file cannot be read, or its columns or rows cannot be used. The message names the
+            file, and the column and line where there is one.
         """
         root = Path(path)
         folder = folder_of(root)
-        told = TableSettings.read(folder, settings)
-        layout = find(root, told)
+        options = TableSettings.read(folder, settings)
+        layout = find_files(root, options)
         _check_trained(
             folder,
             [f.site for f in layout.files if f.part == "deploy"],
             [f.site for f in layout.files if f.part != "deploy"],
         )
         sources = [
-            Source(
-                read_table(f.path, told, name=f.path.relative_to(folder).as_posix()),
+            SiteTable(
+                read_table(f.path, options, name=f.path.relative_to(folder).as_posix()),
                 f.site,
                 f.part,
             )
             for f in layout.files
         ]
-        return cls._assembled(sources, told, [*layout.notes])
+        return cls._build(sources, options, [*layout.notes])
 
     @classmethod
     def of(cls, sites: Mapping[str, Any], **settings: Any) -> Self:
-        """Sites from frames or mappings of columns.
+        """Return sites from data frames or mappings of columns.
 
         Parameters
         ----------
-        sites : mapping of name to rows, or to (train, deploy)
+        sites : mapping of site to rows, or to (train, deploy)
+            If a site has no deployment rows of its own, a random share (`test_share`) of its rows
+            becomes its deployment rows.
+        **settings
+            Fields of `TableSettings`.
+
+        Raises
+        ------
+        InputError
+            If columns or rows cannot be used.
 
         Examples
         --------
@@ -101,54 +120,54 @@ class Sites:
         """
         if not isinstance(sites, Mapping) or not sites:
             raise InputError(
-                f"sites must be a mapping, {{name: rows}} or {{name: (train, deploy)}}; got "
+                f"sites must be a dict, {{name: rows}} or {{name: (train, deploy)}}; got "
                 f"{type(sites).__name__}"
             )
-        told, sources = TableSettings.of(settings), []
-        for name, given in sites.items():
-            pair = isinstance(given, tuple | list)
-            if pair and len(given) != 2:
-                raise InputError(f"site {name!r} must have (train, deploy); got {len(given)} parts")
+        options, sources = TableSettings.of(settings), []
+        for name, entry in sites.items():
+            pair = isinstance(entry, tuple | list)
+            if pair and len(entry) != 2:
+                raise InputError(f"site {name!r} must be (train, deploy); got {len(entry)} parts")
             parts: tuple[PartName | None, ...] = ("train", "deploy") if pair else (None,)
-            for part, rows in zip(parts, given if pair else (given,), strict=True):
+            for part, rows in zip(parts, entry if pair else (entry,), strict=True):
                 where = f"site {str(name)!r}" + (f", {part}" if part else "")
-                sources.append(Source(Table.of(rows, where), str(name), part))
-        return cls._assembled(sources, told, [])
+                sources.append(SiteTable(TextTable.of(rows, where), str(name), part))
+        return cls._build(sources, options, [])
 
     @classmethod
-    def _assembled(
-        cls, sources: Sequence[Source], settings: TableSettings, notes: list[str]
+    def _build(
+        cls, sources: Sequence[SiteTable], settings: TableSettings, notes: list[str]
     ) -> Self:
-        sources = sorted(sources, key=lambda s: s.part == "deploy")  # training files give names
-        tables, renamed = aligned([s.table for s in sources], bool(settings.names))
+        sources = sorted(sources, key=lambda s: s.part == "deploy")  # training files name columns
+        tables, name_notes = align([s.table for s in sources], bool(settings.names))
         sources = [replace(s, table=t) for s, t in zip(sources, tables, strict=True)]
-        settings = resolved(settings, tables)
-        roles, guessed = roles_of(sources, settings)
-        sources = [replace(s, table=with_points(s.table, roles.taken(), notes)) for s in sources]
-        pieces, dealt = deal(sources, roles, settings)
-        notes += [n for t in tables for n in t.notes] + renamed + guessed + dealt
-        target, taken = _target(pieces, roles, settings)
-        pieces = _labelled(pieces, target, notes)
-        features, dropped = _features(pieces, roles, settings, notes)
-        found = replace(
+        settings = resolve(settings, tables)
+        roles, role_notes = find_roles(sources, settings)
+        sources = [replace(s, table=fix_commas(s.table, roles.names(), notes)) for s in sources]
+        slices, split_notes = partition_rows(sources, roles, settings)
+        notes += [n for t in tables for n in t.notes] + name_notes + role_notes + split_notes
+        target, target_notes = _target(slices, roles, settings)
+        slices = _drop_unlabelled(slices, target, notes)
+        features, dropped = _features(slices, roles, settings, notes)
+        settings = replace(
             settings, label=roles.label, site=roles.site, split=roles.split, drop=roles.drop
         )
-        schema = Schema(target=target, features=features, dropped=dropped, settings=found)
-        notes += taken
-        names = tuple(dict.fromkeys(p.site for p in pieces))
-        mine: dict[tuple[str, str], list[Piece]] = {}
-        for p in pieces:
-            mine.setdefault((p.site, p.part), []).append(p)
+        schema = Schema(target=target, features=features, dropped=dropped, settings=settings)
+        notes += target_notes
+        names = tuple(dict.fromkeys(p.site for p in slices))
+        by_part: dict[tuple[str, str], list[Slice]] = {}
+        for p in slices:
+            by_part.setdefault((p.site, p.part), []).append(p)
         train, deploy = (
-            {n: assembled(mine[n, part], schema, notes, trained=part == "train") for n in names}
+            {n: build_rows(by_part[n, part], schema, notes, trained=part == "train") for n in names}
             for part in ("train", "deploy")
         )
-        _tell_missing(pieces, schema, notes)
-        told = tuple(dict.fromkeys(notes))
-        return cls(names=names, schema=schema, train=train, deploy=deploy, notes=told)
+        _note_missing(slices, schema, notes)
+        notes = list(dict.fromkeys(notes))
+        return cls(names=names, schema=schema, train=train, deploy=deploy, notes=tuple(notes))
 
     def encode(self, *, indicators: bool = True) -> Encoded:
-        """Numbers for training: see `fedshift.data.tables.encode.encode`."""
+        """Return a federation of numbers; see `fedshift.data.tables.encode.encode`."""
         from fedshift.data.tables.encode import encode
 
         return encode(self, indicators=indicators)
@@ -156,15 +175,15 @@ class Sites:
     def __repr__(self) -> str:
         train, deploy = (sum(map(len, side.values())) for side in (self.train, self.deploy))
         target = self.schema.target
-        told = listed(target.classes) if target.classes else "a number"
+        classes = join(target.classes) if target.classes else "a number"
         return (
             f"Sites({len(self.names)} site{'s' * (len(self.names) > 1)}, {train} train + {deploy} "
             f"deployment rows, {len(self.schema.features)} features, label {target.name!r}: "
-            f"{told}; {len(self.notes)} notes)"
+            f"{classes}; {len(self.notes)} notes)"
         )
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One dict a site and column: kind, and missing values among training and deployment."""
+        """Return a dict per site and column: its kind, and counts of rows and missing values."""
         return [
             {
                 "site": name,
@@ -175,7 +194,7 @@ class Sites:
                     for part, side in (("train", self.train), ("deploy", self.deploy))
                     for word, count in (
                         ("rows", len(side[name])),
-                        ("missing", int(absent(side[name].columns[f.name]).sum())),
+                        ("missing", int(isna(side[name].columns[f.name]).sum())),
                     )
                 },
             }
@@ -184,12 +203,12 @@ class Sites:
         ]
 
     def to_frame(self) -> Any:
-        """`to_records` as a pandas frame."""
+        """Return `to_records` as a pandas data frame."""
         try:
             import pandas
         except ImportError:
             raise InputError(
-                "to_frame needs pandas; pip install 'fedshift[tables]', or take to_records()"
+                "to_frame needs pandas; pip install 'fedshift[tables]', or use to_records()"
             ) from None
         return pandas.DataFrame(self.to_records())
 
@@ -199,59 +218,59 @@ def _check_trained(folder: Path, deploy: list[str | None], train: list[str | Non
     if lonely:
         whose = "the folder" if lonely[0] is None else f"site {lonely[0]!r}"
         raise InputError(
-            f"{folder}: {whose} must have a train file; got its test or deploy file only; add it, "
-            "or take the site out"
+            f"{folder}: {whose} must have a train file; got a test or deploy file only; add a "
+            "train file, or remove the site"
         )
 
 
 def _target(
-    pieces: Sequence[Piece], roles: Roles, settings: TableSettings
+    slices: Sequence[Slice], roles: Roles, settings: TableSettings
 ) -> tuple[Target, list[str]]:
-    cells = (p.cells(roles.label) for p in pieces if p.part == "train")
-    return target_of(roles.label, [c.counts() for c in cells if c is not None], settings)
+    cells = (p.cells(roles.label) for p in slices if p.part == "train")
+    return infer_target(roles.label, [c.counts() for c in cells if c is not None], settings)
 
 
-def _labelled(pieces: Sequence[Piece], target: Target, notes: list[str]) -> list[Piece]:
-    """Pieces without the training rows that have no label."""
-    out, left, gone = [], Counter[str](), Counter[str]()
-    for p in pieces:
+def _drop_unlabelled(slices: Sequence[Slice], target: Target, notes: list[str]) -> list[Slice]:
+    """Drop the training rows that have no label; add a note for each site."""
+    out, usable, lost = [], Counter[str](), Counter[str]()
+    for p in slices:
         if p.part == "train":
-            values = labels_of(p, target)
+            values = read_labels(p, target)
             good = ~np.isnan(values) if target.task == "regression" else values >= 0
-            gone[p.site] += int((~good).sum())
-            left[p.site] += int(good.sum())
+            lost[p.site] += int((~good).sum())
+            usable[p.site] += int(good.sum())
             p = replace(p, rows=p.rows[good])
         if len(p):
             out.append(p)
-    for site in dict.fromkeys(p.site for p in pieces):
-        if not left[site]:
+    for site in dict.fromkeys(p.site for p in slices):
+        if not usable[site]:
             raise InputError(
-                f"site {site!r} must have training rows with a label; all {gone[site]} lack "
-                f"{target.name!r}; fill it in or take the site out"
+                f"site {site!r} must have training rows with a label; all {lost[site]} lack "
+                f"{target.name!r}; fill it in or remove the site"
             )
-        if gone[site]:
-            lost = count_rows(gone[site], "training")
-            notes.append(f"Site {site!r}: {lost} without a usable label left out.")
+        if lost[site]:
+            text = count_rows(lost[site], "training")
+            notes.append(f"Site {site!r}: left out {text} without a usable label.")
     return out
 
 
 def _features(
-    pieces: Sequence[Piece], roles: Roles, settings: TableSettings, notes: list[str]
+    slices: Sequence[Slice], roles: Roles, settings: TableSettings, notes: list[str]
 ) -> tuple[tuple[Feature, ...], dict[str, str]]:
-    """Features in the order of the files, and why other columns are none."""
-    train = [p for p in pieces if p.part == "train"]
+    """Return the features in the order of the files, and why other columns are left out."""
+    train = [p for p in slices if p.part == "train"]
     names = dict.fromkeys(k for p in train for k in p.table.columns)
-    features, dropped = [], dict.fromkeys(roles.drop, "as told")
-    for name in (n for n in names if n not in roles.taken()):
-        made = decide(_evidence(name, train, settings), settings)
-        notes += made.notes
-        if made.feature is not None:
-            features.append(made.feature)
+    features, dropped = [], dict.fromkeys(roles.drop, "set by drop=")
+    for name in (n for n in names if n not in roles.names()):
+        decision = decide(_evidence(name, train, settings), settings)
+        notes += decision.notes
+        if decision.feature is not None:
+            features.append(decision.feature)
         else:
-            dropped[name] = made.reason
-            notes.append(f"Column {name!r} is left out: {made.reason}.")
-    only = dict.fromkeys(k for p in pieces for k in p.table.columns if k not in names)
-    for name in (n for n in only if n not in roles.taken()):
+            dropped[name] = decision.reason
+            notes.append(f"Column {name!r} is left out: {decision.reason}.")
+    only = dict.fromkeys(k for p in slices for k in p.table.columns if k not in names)
+    for name in (n for n in only if n not in roles.names()):
         dropped[name] = "no training file has it"
         notes.append(f"Column {name!r} is left out: no training file has it.")
     if not features:
@@ -262,14 +281,14 @@ def _features(
     return tuple(features), dropped
 
 
-def _evidence(name: str, train: Sequence[Piece], settings: TableSettings) -> Evidence:
+def _evidence(name: str, train: Sequence[Slice], settings: TableSettings) -> ColumnEvidence:
     markers = settings.markers(name)
     sites: dict[str, Counter[str]] = {}
     for p in train:
         cells = p.cells(name)
         counts = {} if cells is None else cells.counts()
-        told = {v: n for v, n in counts.items() if not missing(v, markers)}
-        sites.setdefault(p.site, Counter()).update(told)
+        present = {v: n for v, n in counts.items() if not is_missing(v, markers)}
+        sites.setdefault(p.site, Counter()).update(present)
 
     def at(text: str) -> str:
         for p in train:
@@ -279,14 +298,14 @@ def _evidence(name: str, train: Sequence[Piece], settings: TableSettings) -> Evi
                 return p.table.at(int(row[0]))
         return "tables"
 
-    return Evidence(name, {s: c for s, c in sites.items() if c}, at)
+    return ColumnEvidence(name, {s: c for s, c in sites.items() if c}, at)
 
 
-def _tell_missing(pieces: Sequence[Piece], schema: Schema, notes: list[str]) -> None:
-    """Say which files lack a column altogether."""
+def _note_missing(slices: Sequence[Slice], schema: Schema, notes: list[str]) -> None:
+    """Add a note for each column that files lack."""
     for f in schema.features:
-        files = dict.fromkeys(p.table.name for p in pieces if f.name not in p.table.columns)
+        files = dict.fromkeys(p.table.name for p in slices if f.name not in p.table.columns)
         if files:
             notes.append(
-                f"Column {f.name!r} is not in {listed(files)}: taken as missing in its rows."
+                f"Column {f.name!r} is not in {join(files)}; its values there are missing."
             )

@@ -1,1 +1,1 @@
-"""One room a section: each is a function from the record to a `Section`."""
+"""The sections of the report: each module has a function from the record to a `Section`."""

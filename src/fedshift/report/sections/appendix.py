@@ -1,4 +1,4 @@
-"""The tables that came in, every setting, and the words used."""
+"""The last sections: the tables, all settings, and the glossary."""
 
 from __future__ import annotations
 
@@ -6,46 +6,48 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedshift.report.blocks import Heading, Section, folded, sentences, table
+from fedshift.report.format import UNKNOWN, count, share
 from fedshift.report.markup import Child, Html, join, named, shortened, tag
-from fedshift.report.parts import Column, Section, folded, sentences, table
-from fedshift.report.spell import UNKNOWN, count, share
 
-#: deepest level settings are taken apart to
+#: deepest level of nested settings in the table
 DEEPEST = 8
-#: most classes whose shares are written out
+#: most classes whose proportions are listed
 CLASSES = 6
 
 GLOSSARY = {
-    "AUC": "How often a classifier that has not seen them ranks a row of one sample above a row "
-    "of another. 0.5: they cannot be told apart. 1: never confused.",
-    "concept shift": "For the same inputs the labels differ. Weights cannot mend this.",
-    "coverage": "The part of the data met in use that training rows can stand for.",
-    "covariate shift": "Other inputs occur, labels follow from them as before.",
-    "density ratio": "How many times more frequent a row is in use than in training: its weight.",
-    "distance": "How far a column moved, 0 to 1: the largest gap between its two distribution "
-    "functions, or the share of rows that changed category.",
-    "ERM": "Plain federated training: every row counts the same.",
-    "ESS, rows that count": "Effective sample size: as many equally weighted rows would give "
-    "results as steady as the weighted ones.",
-    "FITW": "Weights that make a site's training rows look like its own test rows.",
-    "FTW": "Weights that make a site's training rows look like the test rows of all sites.",
-    "label shift": "The classes occur in other proportions, rows of one class look the same.",
-    "mean, sd": "How far the mean of a column moved, in its standard deviations.",
-    "no-harm gate": "Takes a weighted model only if held-out rows show a gain beyond noise.",
-    "privacy ladder": "What may leave a site, from nothing (rung 0) to raw rows (rung 5).",
-    "test rows": "Rows the model will be used on, labelled or not.",
+    "AUC": "How often a classifier ranks a held-out row of one sample above a row of the other. "
+    "0.5: no difference. 1: complete separation.",
+    "concept shift": "For the same inputs the labels differ. Weights cannot correct this.",
+    "coverage": "The part of the test distribution that training rows cover.",
+    "covariate shift": "The inputs p(x) differ and p(y given x) does not.",
+    "density ratio": "How many times more frequent a row is in deployment than in training.",
+    "disclosure level": "What may leave a site: from model updates (0) to raw rows (5).",
+    "distance": "The change of a column, 0 to 1: the largest gap between its two distribution "
+    "functions, or the total variation of its category shares.",
+    "ERM": "Plain federated training: every row has the same weight.",
+    "ESS": "Effective sample size, (Σw)² / Σw²: the number of equally weighted rows that give "
+    "equally precise results.",
+    "FITW": "Weights that make a site's training rows represent its own test distribution.",
+    "FTW": "Weights that make training rows represent the test distributions of all sites.",
+    "joint shift": "The class proportions differ, and so do the inputs within classes.",
+    "label shift": "The class proportions p(y) differ and p(x given y) does not.",
+    "mean, sd": "The change of a column's mean, in standard deviations.",
+    "no-harm test": "Accepts a weighted model only if its loss on held-out rows is lower and harm "
+    "beyond a margin is ruled out.",
+    "test rows": "Deployment rows: rows that the model will be used on, with or without labels.",
 }
 
 
 def data(record: Mapping[str, Any]) -> Section:
-    """The sites as they were read."""
+    """Make the section on the sites' tables."""
     head = [
-        Column("Site"),
-        Column("Training rows", "figure"),
-        Column("Test rows", "figure"),
-        Column("Columns", "figure"),
-        Column("Classes", "figure"),
-        Column("Shares of the classes in training"),
+        Heading("Site"),
+        Heading("Training rows", "figure"),
+        Heading("Test rows", "figure"),
+        Heading("Columns", "figure"),
+        Heading("Classes", "figure"),
+        Heading("Class proportions in training"),
     ]
     rows: list[list[Child]] = [
         [
@@ -54,7 +56,7 @@ def data(record: Mapping[str, Any]) -> Section:
             count(s.get("test_rows")),
             _amount(s.get("columns")),
             _amount(s.get("classes")),
-            _law(s.get("train_law") or {}),
+            _shares(s.get("train_distribution") or {}),
         ]
         for s in record["sites"]
     ]
@@ -71,25 +73,26 @@ def _amount(value: Any) -> str:
     return count(len(value) if isinstance(value, list | tuple) else value)
 
 
-def _law(law: Mapping[str, Any]) -> Child:
-    said = [join(named(c, longest=24), f" {share(p)}") for c, p in list(law.items())[:CLASSES]]
-    more = [f"and {len(law) - CLASSES:,} more"] if len(law) > CLASSES else []
-    return join([*said, *more], between=", ") if said else UNKNOWN
+def _shares(shares: Mapping[str, Any]) -> Child:
+    first = list(shares.items())[:CLASSES]
+    texts = [join(named(c, longest=24), f" {share(p)}") for c, p in first]
+    more = [f"and {len(shares) - CLASSES:,} more"] if len(shares) > CLASSES else []
+    return join([*texts, *more], between=", ") if texts else UNKNOWN
 
 
 def settings(record: Mapping[str, Any]) -> Section:
-    """Everything that was asked for and what ran it."""
-    asked = _pairs(record["settings"])
+    """Make the section on settings and environment."""
+    values = _pairs(record["settings"])
     ran = _pairs(record["environment"])
     body = join(
-        folded(f"All settings ({len(asked)})", _two(asked, "Settings")),
+        folded(f"All settings ({len(values)})", _two(values, "Settings")),
         folded(f"Environment ({len(ran)})", _two(ran, "Environment")),
     )
     return Section("settings", "Settings", body)
 
 
 def _two(pairs: Iterable[tuple[str, Any]], label: str) -> Html:
-    head = [Column("Name"), Column("Value")]
+    head = [Heading("Name"), Heading("Value")]
     rows: list[list[Child]] = [
         [tag("code", shortened(name, 200)), tag("code", _value(value))] for name, value in pairs
     ]
@@ -97,7 +100,7 @@ def _two(pairs: Iterable[tuple[str, Any]], label: str) -> Html:
 
 
 def _pairs(value: Mapping[str, Any], before: str = "", depth: int = 1) -> list[tuple[str, Any]]:
-    """Nested settings as dotted names, in their order."""
+    """Flatten nested settings to dotted names, in their order."""
     out: list[tuple[str, Any]] = []
     for key, inner in value.items():
         name = f"{before}{key}"
@@ -120,6 +123,6 @@ def _value(value: Any) -> str:
 
 
 def glossary(record: Mapping[str, Any]) -> Section:
-    """The few terms a reader needs."""
-    made = [(tag("dt", name), tag("dd", said)) for name, said in GLOSSARY.items()]
-    return Section("glossary", "Glossary", tag("dl", made, class_="glossary"))
+    """Make the glossary."""
+    terms = [(tag("dt", name), tag("dd", text)) for name, text in GLOSSARY.items()]
+    return Section("glossary", "Glossary", tag("dl", terms, class_="glossary"))

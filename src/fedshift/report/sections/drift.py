@@ -1,60 +1,71 @@
-"""Drift: has the data met in use moved since the weights were made?"""
+"""Drift: new deployment rows against the rows that the weights were estimated from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.report.drawings import Axis, Mark, Rule, scale, strip
+from fedshift.report.blocks import (
+    Heading,
+    Section,
+    badge,
+    folded,
+    not_run,
+    ranged,
+    sentences,
+    table,
+)
+from fedshift.report.drawings import Axis, Line, Mark, scale, strip
+from fedshift.report.format import UNKNOWN, chance, count, fixed, known, number, span
 from fedshift.report.markup import Child, isolated, join, named, tag
-from fedshift.report.parts import Column, Section, badge, folded, not_run, ranged, sentences, table
 from fedshift.report.sections.shift import auc_axis
-from fedshift.report.spell import UNKNOWN, chance, count, fixed, known, number, span
 
-#: verdicts as badges
+#: status of the badge of each verdict
 VERDICTS = {
     "re-estimate": "shift",
     "keep the weights": "no shift found",
-    "cannot tell": "cannot tell",
+    "inconclusive": "inconclusive",
 }
-#: what to do
+#: the next step
 ADVICE = {
-    "re-estimate": "Estimate the ratios anew: the data met in use moved.",
-    "keep the weights": "Keep the weights: the data met in use did not move beyond what matters.",
-    "cannot tell": "Whether the data met in use moved cannot be told at every site.",
+    "re-estimate": "Re-estimate the weights: the deployment data shifted.",
+    "keep the weights": "Keep the weights: the deployment data did not shift by enough to matter.",
+    "inconclusive": "Inconclusive: at some site there are too few rows to test.",
 }
 
 
 def drift(record: Mapping[str, Any]) -> Section:
-    """The section."""
-    found = record.get("drift")
-    if found is None:
+    """Make the section."""
+    result = record.get("drift")
+    if result is None:
         return not_run(
             "drift",
-            "Drift since the weights were made",
-            "fedshift diagnose SITES --since NEW",
-            "no later batch was compared.",
+            "Drift since training",
+            "fedshift diagnose NEW --since RUN",
+            "no new deployment rows were compared.",
         )
-    seen = [s["finding"] for s in found["sites"]]
-    axis, law = auc_axis(seen), any(s.get("labels") for s in found["sites"])
+    findings = [s["finding"] for s in result["sites"]]
+    axis, labels = auc_axis(findings), any(s.get("labels") for s in result["sites"])
     head = [
-        Column("Site"),
-        Column("Verdict"),
-        Column("Then against now", "plot", scale(axis, title="AUC")),
-        Column("AUC, 95%", "figure"),
-        Column("p, adjusted", "figure"),
-        Column("Rows then, now", "figure"),
-        Column("Moved most", "list"),
-        *([Column("Label law moved", "figure")] if law else []),
+        Heading("Site"),
+        Heading("Verdict"),
+        Heading("Earlier against new rows", "plot", scale(axis, title="AUC")),
+        Heading("AUC, 95%", "figure"),
+        Heading("p, adjusted", "figure"),
+        Heading("Earlier, new rows", "figure"),
+        Heading("Largest change", "list"),
+        *([Heading("Change of class proportions", "figure")] if labels else []),
     ]
-    rows = [[*_site(s, axis), *([_moved(s.get("labels"))] if law else [])] for s in found["sites"]]
-    verdict = found.get("verdict") or ""
+    rows = [
+        [*_site(s, axis), *([_change(s.get("labels"))] if labels else [])] for s in result["sites"]
+    ]
+    verdict = result.get("verdict") or ""
     body = join(
         tag("p", tag("strong", ADVICE.get(verdict, verdict or UNKNOWN))),
         table(head, rows, label="Drift of every site", stack=True),
-        folded("In words", sentences(found.get("sentences") or [])),
+        folded("In words", sentences(result.get("sentences") or [])),
     )
-    return Section("drift", "Drift since the weights were made", body)
+    return Section("drift", "Drift since training", body)
 
 
 def _site(s: Mapping[str, Any], axis: Axis) -> list[Child]:
@@ -66,12 +77,12 @@ def _site(s: Mapping[str, Any], axis: Axis) -> list[Child]:
     most = [named(c["name"], longest=30) for c in s.get("columns") or []][:3]
     return [
         named(s["site"]),
-        badge(VERDICTS.get(s["verdict"], "cannot tell"), s["verdict"]),
+        badge(VERDICTS.get(s["verdict"], "inconclusive"), s["verdict"]),
         strip(
             axis,
             [mark],
             title=f"{isolated(s['site'])}: AUC {words}",
-            rules=[Rule(0.5, strong=True)],
+            rules=[Line(0.5, strong=True)],
         ),
         ranged(fixed(f.get("auc")), span(f.get("low"), f.get("high"))),
         chance(f),
@@ -80,11 +91,13 @@ def _site(s: Mapping[str, Any], axis: Axis) -> list[Child]:
     ]
 
 
-def _moved(law: Mapping[str, Any] | None) -> str:
-    """Total variation between two label laws."""
-    if law is None:
+def _change(labels: Mapping[str, Any] | None) -> str:
+    """Write the total variation between two label distributions."""
+    if labels is None:
         return UNKNOWN
     gaps = [
-        abs(a - b) for a, b in zip(law["before"], law["now"], strict=False) if known(a) and known(b)
+        abs(a - b)
+        for a, b in zip(labels["before"], labels["now"], strict=False)
+        if known(a) and known(b)
     ]
     return number(sum(gaps) / 2) if gaps else UNKNOWN

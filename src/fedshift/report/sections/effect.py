@@ -1,14 +1,12 @@
-"""Before and after: every site's figure without and with weights, expected and measured."""
+"""Before and after: every site's score without and with weights, forecast and measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedshift.report.drawings import Axis, Mark, key, scale, strip
-from fedshift.report.markup import Child, Html, isolated, join, named, tag
-from fedshift.report.parts import (
-    Column,
+from fedshift.report.blocks import (
+    Heading,
     Section,
     figure_of,
     legend,
@@ -17,27 +15,29 @@ from fedshift.report.parts import (
     sentences,
     table,
 )
-from fedshift.report.scores import Row, Scores
-from fedshift.report.spell import UNKNOWN, count, known, listed
+from fedshift.report.drawings import Axis, Mark, key, scale, strip
+from fedshift.report.format import UNKNOWN, count, known, listed
+from fedshift.report.markup import Child, Html, isolated, join, named, tag
+from fedshift.report.scores import Score, Scores
 
-#: a column of figures: its heading, what it says of a site, and of all sites together
+#: a column of figures: its heading, its cell for a site, and its cell for all sites
 Figures = tuple[str, Callable[[str], Child], Child]
 
 
 def effect(record: Mapping[str, Any]) -> Section:
-    """The section."""
+    """Make the section."""
     scores = Scores.of(record)
     if not scores.sites():
         what = "nothing was trained or measured."
         if "evaluation" in record:
-            what = "there are no test labels to measure with, and nothing was estimated."
+            what = "there are no test labels to measure with, and no forecast."
         return not_run("effect", "Before and after", "fedshift train SITES", what)
     order = [s["site"] for s in record["sites"]]
     sites = sorted(scores.sites(), key=lambda s: order.index(s) if s in order else len(order))
-    drawn = [_legend(scores, record), _table(scores, sites)]
+    parts = [_legend(scores, record), _table(scores, sites)]
     body = join(
         tag("p", _lead(record, scores)),
-        figure_of(drawn, _caption(scores)),
+        figure_of(parts, _caption(scores)),
         sentences(_notes(scores)),
     )
     return Section("effect", "Before and after", body)
@@ -47,8 +47,8 @@ def _table(scores: Scores, sites: Sequence[str]) -> Html:
     axis, figures = _axis(scores), _figures(scores)
     over = scale(axis, title=f"Scale of {scores.name}", share=scores.measure == "accuracy")
     title = scores.name[:1].upper() + scores.name[1:]
-    head = [Column("Site"), Column(title, "plot", over)]
-    head += [Column(heading, "figure") for heading, _, _ in figures]
+    head = [Heading("Site"), Heading(title, "plot", over)]
+    head += [Heading(heading, "figure") for heading, _, _ in figures]
     rows = [
         [named(site), _strip(site, scores, axis), *(cell(site) for _, cell, _ in figures)]
         for site in sites
@@ -57,18 +57,18 @@ def _table(scores: Scores, sites: Sequence[str]) -> Html:
     last: list[Child] | None = None
     if known(after) and len(rows) > 1:
         marks = [] if scores.same else [Mark(before)]
-        drawn = strip(axis, [*marks, Mark(after, series=1)], title=f"Mean {scores.write(after)}")
-        last = ["Mean over sites", drawn, *(foot for _, _, foot in figures)]
+        means = strip(axis, [*marks, Mark(after, series=1)], title=f"Mean {scores.write(after)}")
+        last = ["Mean over sites", means, *(foot for _, _, foot in figures)]
     return table(head, rows, label=f"{title} of every site", last=last, stack=True)
 
 
 def _figures(scores: Scores) -> list[Figures]:
-    """The columns there is something to say in."""
+    """List the columns that are not empty."""
 
-    def told(rows: Mapping[str, Row]) -> Callable[[str], Child]:
-        return lambda site: ranged(*scores.told(rows.get(site)))
+    def cell(rows: Mapping[str, Score]) -> Callable[[str], Child]:
+        return lambda site: ranged(*scores.texts(rows.get(site)))
 
-    def changed(site: str) -> Child:
+    def change(site: str) -> Child:
         pair = (scores.value(part.get(site)) for part in (scores.before, scores.after))
         return _change(scores, *pair)
 
@@ -78,28 +78,28 @@ def _figures(scores: Scores) -> list[Figures]:
     every: list[tuple[bool, Figures]] = [
         (
             bool(scores.before) and not scores.same,
-            ("Before", told(scores.before), scores.write(before)),
+            ("Before", cell(scores.before), scores.write(before)),
         ),
-        (bool(scores.after), (measured, told(scores.after), scores.write(after))),
+        (bool(scores.after), (measured, cell(scores.after), scores.write(after))),
         (
             bool(scores.before and scores.after) and not scores.same,
-            ("Change", changed, _change(scores, before, after)),
+            ("Change", change, _change(scores, before, after)),
         ),
-        (bool(scores.expected), ("Expected", told(scores.expected), "")),
+        (bool(scores.expected), ("Forecast", cell(scores.expected), "")),
         (bool(rows), ("Labelled rows", lambda site: count(rows.get(site, {}).get("n")), "")),
     ]
-    return [figures for shown, figures in every if shown]
+    return [figures for include, figures in every if include]
 
 
 def _change(scores: Scores, before: float, after: float) -> Child:
-    said = scores.change(before, after)
-    if said == UNKNOWN:
-        return said
+    text = scores.change(before, after)
+    if text == UNKNOWN:
+        return text
     if before == after:
         return tag("span", "no change", class_="dull")
     good = scores.better(before, after)
     return tag(
-        "span", ranged(said, "better" if good else "worse"), class_="good" if good else "bad"
+        "span", ranged(text, "better" if good else "worse"), class_="good" if good else "bad"
     )
 
 
@@ -111,7 +111,7 @@ def _axis(scores: Scores) -> Axis:
 
 
 def _strip(site: str, scores: Scores, axis: Axis) -> Html:
-    parts = [(scores.after, 1, "measured"), (scores.expected, 2, "expected")]
+    parts = [(scores.after, 1, "measured"), (scores.expected, 2, "forecast")]
     if not scores.same:
         parts = [(scores.before, 0, "before"), (scores.after, 1, "after"), parts[1]]
     mine = [(part[site], k, word) for part, k, word in parts if site in part]
@@ -119,19 +119,19 @@ def _strip(site: str, scores: Scores, axis: Axis) -> Html:
         Mark(scores.value(row), row.get("low"), row.get("high"), series=k, hollow=k == 2)
         for row, k, _ in mine
     ]
-    said = ", ".join(" ".join((word, *scores.told(row))) for row, _, word in mine)
-    return strip(axis, marks, title=f"{isolated(site)}: {said}")
+    text = ", ".join(" ".join((word, *scores.texts(row))) for row, _, word in mine)
+    return strip(axis, marks, title=f"{isolated(site)}: {text}")
 
 
 def _legend(scores: Scores, record: Mapping[str, Any]) -> Html:
-    chosen = isolated(str(record.get("choice") or "the model taken"))
+    chosen = isolated(str(record.get("choice") or "the chosen model"))
     entries = []
     if scores.before and not scores.same:
         entries.append((key(0), "before: no weights"))
     if scores.after:
         entries.append((key(1), "measured" if scores.same else f"after: {chosen}"))
     if scores.expected:
-        entries.append((key(2, hollow=True), "expected before deployment, without test labels"))
+        entries.append((key(2, hollow=True), "forecast without test labels"))
     return legend(*entries)
 
 
@@ -140,34 +140,34 @@ def _lead(record: Mapping[str, Any], scores: Scores) -> str:
         why = "Nothing was measured"
         if "evaluation" in record:
             why = "No test row has a label, so nothing could be measured"
-        return f"{why}; what follows are estimates made without test labels."
+        return f"{why}. The scores below are forecasts without test labels."
     if scores.same:
-        return "The model without weights was kept, so before and after are the same."
+        return "The model without weights was chosen, so before and after are the same."
     (before, after), worse = scores.means(), [isolated(s) for s in scores.worse()]
     return (
         f"Mean {scores.name} over {count(len(scores.before), 'site')}: {scores.write(before)} "
-        f"without weights, {scores.write(after)} with the model taken "
+        f"without weights, {scores.write(after)} with the chosen model "
         f"({scores.change(before, after)}). Worse at {listed(worse, 5) if worse else 'no site'}."
     )
 
 
 def _caption(scores: Scores) -> str:
-    said = "Shapes are figures on each site's own test rows, lines their 95% intervals."
+    text = "Each mark is the score on a site's own test rows; the line is its 95% interval."
     if scores.before and scores.after and not scores.same:
-        said += (
-            " Both models are measured on the same rows, so intervals may overlap although a "
-            "difference is real; the no-harm evidence compares them row by row."
+        text += (
+            " Both models are measured on the same rows, so a difference can be real although the "
+            "intervals overlap. The no-harm test compares the models row by row."
         )
     inside, n = scores.agreement()
     if n:
-        said += f" The measured figure lies within the expected interval at {inside} of {n} sites."
-    return said
+        text += f" The measured score is in the forecast interval at {inside} of {n} sites."
+    return text
 
 
 def _notes(scores: Scores) -> list[str]:
-    """What was said of the estimates, once for all sites of which it was said."""
+    """List the notes on the forecasts, each once with all its sites."""
     sites: dict[str, list[str]] = {}
     for site, row in scores.expected.items():
         if row.get("note"):
             sites.setdefault(row["note"], []).append(isolated(site))
-    return [f"Expected at {listed(who)}: {note}." for note, who in sites.items()]
+    return [f"Forecast for {listed(names)}: {note}." for note, names in sites.items()]

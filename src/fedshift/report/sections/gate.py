@@ -1,14 +1,12 @@
-"""The no-harm evidence: candidates against the model without weights, row by row."""
+"""The no-harm test: weighted models against the model without weights, row by row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.report.drawings import Axis, Mark, Rule, scale, strip
-from fedshift.report.markup import Child, Html, isolated, join, named, tag
-from fedshift.report.parts import (
-    Column,
+from fedshift.report.blocks import (
+    Heading,
     Section,
     badge,
     figure_of,
@@ -18,137 +16,137 @@ from fedshift.report.parts import (
     ranged,
     table,
 )
-from fedshift.report.spell import count, finite, known, number, share, span
+from fedshift.report.drawings import Axis, Line, Mark, scale, strip
+from fedshift.report.format import count, finite, known, number, share, span
+from fedshift.report.markup import Child, Html, isolated, join, named, tag
 
 
 def gate(record: Mapping[str, Any]) -> Section:
-    """The section."""
-    found = record.get("gate")
-    if found is None:
-        return not_run(
-            "gate", "No-harm evidence", "fedshift train SITES", "no models were compared."
-        )
-    every, taken = found["differences"], found["choice"] != found["baseline"]
+    """Make the section."""
+    test = record.get("gate")
+    if test is None:
+        return not_run("gate", "No-harm test", "fedshift train SITES", "no models were compared.")
+    every, weighted = test["differences"], test["choice"] != test["baseline"]
     body = join(
-        tag("p", tag("strong", decision(found)), " ", (reason(found) or "") if taken else ""),
-        _candidates(found) if every else tag("p", "Nothing was weighed against it."),
-        _refused(found),
-        [_by_site(d, found) for d in every if d.get("clients")],
+        tag("p", tag("strong", decision(test)), " ", (reason(test) or "") if weighted else ""),
+        _candidates(test) if every else tag("p", "There was no weighted candidate."),
+        _refused(test),
+        [_by_site(d, test) for d in every if d.get("clients")],
     )
-    return Section("gate", "No-harm evidence", body)
+    return Section("gate", "No-harm test", body)
 
 
-def decision(found: Mapping[str, Any]) -> str:
-    """What was taken, in a sentence."""
-    if found["choice"] == found["baseline"]:
+def decision(test: Mapping[str, Any]) -> str:
+    """Write the decision in a sentence."""
+    if test["choice"] == test["baseline"]:
         return "Keep the model without weights."
-    return f"Use the weighted model ({isolated(found['choice'])})."
+    return f"Use the weighted model ({isolated(test['choice'])})."
 
 
-def reason(found: Mapping[str, Any]) -> str | None:
-    """Why, in a sentence."""
-    taken = [d for d in found["differences"] if d["candidate"] == found["choice"]]
-    if not taken:
-        said = [f"{isolated(k)}: {why}" for k, why in (found.get("reasons") or {}).items()]
-        return f"{'; '.join(said)}." if said else None
-    d = taken[0]
+def reason(test: Mapping[str, Any]) -> str | None:
+    """Write the reason of the decision in a sentence."""
+    chosen = [d for d in test["differences"] if d["candidate"] == test["choice"]]
+    if not chosen:
+        reasons = [f"{isolated(k)}: {why}" for k, why in (test.get("reasons") or {}).items()]
+        return f"{'; '.join(reasons)}." if reasons else None
+    d = chosen[0]
     risk, value = finite(d.get("risk")), finite(d.get("value"))
     if not (known(risk) and known(value)):
         return None
     part = f" ({share(value / risk)})" if risk > 0 else ""
-    level = found.get("level")
+    level = test.get("level")
     within = span(d.get("low"), d.get("high"), number)
     return (
-        "On held-out training rows, weighted to stand for the data met in use, the loss "
+        "On held-out training rows, weighted to represent the deployment data, the loss "
         f"{'falls' if value < 0 else 'rises'} from {number(risk)} to {number(risk + value)}{part}; "
         f"{share(level)} interval of the change {within}."
     )
 
 
-def _candidates(found: Mapping[str, Any]) -> Html:
-    every = found["differences"]
-    limits = [_limit(d, found) for d in every]
+def _candidates(test: Mapping[str, Any]) -> Html:
+    every = test["differences"]
+    limits = [_limit(d, test) for d in every]
     values = [v for d in every for v in (d.get("value"), d.get("low"), d.get("high"))]
     axis = Axis.around([*values, *limits, 0.0])
     head = [
-        Column("Candidate"),
-        Column("Verdict"),
-        Column("Change of the loss", "plot", scale(axis, title="Change of the loss")),
-        Column(f"Change, {share(found.get('level'))} interval", "figure"),
-        Column("Loss without weights", "figure"),
-        Column("Rows that count", "figure"),
+        Heading("Candidate"),
+        Heading("Decision"),
+        Heading("Change of the loss", "plot", scale(axis, title="Change of the loss")),
+        Heading(f"Change, {share(test.get('level'))} interval", "figure"),
+        Heading("Loss without weights", "figure"),
+        Heading("Effective rows", "figure"),
     ]
-    rows = [_candidate(d, found, axis, limit) for d, limit in zip(every, limits, strict=True)]
-    said = (
-        "Left of the thick line a candidate loses less than the model without weights, on the "
-        f"same held-out rows. It is taken if the change lies left{_beyond(found)} and its interval "
-        "does not reach the thin line, the harm that is allowed "
-        f"({share(found.get('margin'))} of the loss)."
+    rows = [_candidate(d, test, axis, limit) for d, limit in zip(every, limits, strict=True)]
+    caption = (
+        "The dot is the change of the loss against the model without weights on the same held-out "
+        "rows, the bar its interval. A candidate is accepted if the dot is left of the thick line "
+        f"(no change){_beyond(test)} and the bar ends left of the thin line (largest tolerated "
+        f"harm, {share(test.get('margin'))} of the loss)."
     )
-    return figure_of(table(head, rows, label="Candidates", stack=True), said)
+    return figure_of(table(head, rows, label="Candidates", stack=True), caption)
 
 
-def _beyond(found: Mapping[str, Any]) -> str:
-    gain = finite(found.get("gain"))
-    return f" by at least {number(gain)} standard errors" if known(gain) and gain > 0 else ""
+def _beyond(test: Mapping[str, Any]) -> str:
+    gain = finite(test.get("gain"))
+    return f" by at least {number(gain)} × the standard error" if known(gain) and gain > 0 else ""
 
 
-def _limit(d: Mapping[str, Any], found: Mapping[str, Any]) -> float:
-    return finite(found.get("margin")) * finite(d.get("risk"))
+def _limit(d: Mapping[str, Any], test: Mapping[str, Any]) -> float:
+    return finite(test.get("margin")) * finite(d.get("risk"))
 
 
 def _candidate(
-    d: Mapping[str, Any], found: Mapping[str, Any], axis: Axis, limit: float
+    d: Mapping[str, Any], test: Mapping[str, Any], axis: Axis, limit: float
 ) -> list[Child]:
-    taken = d["candidate"] == found["choice"]
-    rules = [Rule(0.0, strong=True), *([Rule(limit)] if known(limit) else [])]
-    mark = Mark(d.get("value"), d.get("low"), d.get("high"), series=1 if taken else 0)
-    said = f"{number(d.get('value'))} {span(d.get('low'), d.get('high'), number)}"
+    chosen = d["candidate"] == test["choice"]
+    rules = [Line(0.0, strong=True), *([Line(limit)] if known(limit) else [])]
+    mark = Mark(d.get("value"), d.get("low"), d.get("high"), series=1 if chosen else 0)
+    text = f"{number(d.get('value'))} {span(d.get('low'), d.get('high'), number)}"
     return [
         model_name(d["candidate"]),
-        badge("no shift found", "taken") if taken else badge("cannot tell", "not taken"),
-        strip(axis, [mark], title=f"{isolated(d['candidate'])}: {said}", rules=rules),
+        badge("no shift found", "chosen") if chosen else badge("inconclusive", "not chosen"),
+        strip(axis, [mark], title=f"{isolated(d['candidate'])}: {text}", rules=rules),
         ranged(number(d.get("value")), span(d.get("low"), d.get("high"), number)),
         number(d.get("risk")),
         count(d.get("ess")),
     ]
 
 
-def _refused(found: Mapping[str, Any]) -> Html | None:
-    """Why the others were not taken."""
-    passed = {d["candidate"] for d in found["differences"] if _passes(d, found)}
-    made = [
+def _refused(test: Mapping[str, Any]) -> Html | None:
+    """List why the other candidates were not chosen."""
+    passed = {d["candidate"] for d in test["differences"] if _passes(d, test)}
+    items = [
         tag(
             "li",
             named(name),
             ": ",
-            "it passed, and the one taken gains more" if name in passed else why,
+            "it passed, but the chosen model gains more" if name in passed else why,
             ".",
         )
-        for name, why in (found.get("reasons") or {}).items()
-        if name != found["choice"]
+        for name, why in (test.get("reasons") or {}).items()
+        if name != test["choice"]
     ]
-    return tag("ul", made, class_="said") if made else None
+    return tag("ul", items, class_="sentences") if items else None
 
 
-def _passes(d: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether a candidate could have been taken."""
-    enough = finite(d.get("ess")) >= finite(found.get("min_ess"))
-    gain, error = finite(found.get("gain")), finite(d.get("error"))
+def _passes(d: Mapping[str, Any], test: Mapping[str, Any]) -> bool:
+    """Whether a candidate passes the test."""
+    enough = finite(d.get("ess")) >= finite(test.get("min_ess"))
+    gain, error = finite(test.get("gain")), finite(d.get("error"))
     least = gain * error if known(gain) and known(error) else 0.0
     value = finite(d.get("value"))
-    return enough and value < 0 and -value >= least and finite(d.get("high")) <= _limit(d, found)
+    return enough and value < 0 and -value >= least and finite(d.get("high")) <= _limit(d, test)
 
 
-def _by_site(d: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
+def _by_site(d: Mapping[str, Any], test: Mapping[str, Any]) -> Html:
     clients = d["clients"]
     axis = Axis.around([*(c.get("value") for c in clients.values()), 0.0])
     head = [
-        Column("Site"),
-        Column("Change of the loss", "plot", scale(axis, title="Change of the loss")),
-        Column("Change", "figure"),
-        Column("Rows that count", "figure"),
-        Column("Held-out rows", "figure"),
+        Heading("Site"),
+        Heading("Change of the loss", "plot", scale(axis, title="Change of the loss")),
+        Heading("Change", "figure"),
+        Heading("Effective rows", "figure"),
+        Heading("Held-out rows", "figure"),
     ]
     rows = [
         [
@@ -156,7 +154,7 @@ def _by_site(d: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
             strip(
                 axis,
                 [Mark(c.get("value"), series=1)],
-                rules=[Rule(0.0, strong=True)],
+                rules=[Line(0.0, strong=True)],
                 title=f"{isolated(site)}: {number(c.get('value'))}",
             ),
             number(c.get("value")),
@@ -166,7 +164,9 @@ def _by_site(d: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
         for site, c in clients.items()
     ]
     label = f"{d['candidate']}, site by site"
-    made = table(head, rows, label=label, stack=True)
+    rows_by_site = table(head, rows, label=label, stack=True)
     return folded(
-        [named(d["candidate"]), ", site by site"], made, open=d["candidate"] == found["choice"]
+        [named(d["candidate"]), ", site by site"],
+        rows_by_site,
+        open=d["candidate"] == test["choice"],
     )

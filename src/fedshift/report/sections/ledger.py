@@ -1,4 +1,4 @@
-"""What left the sites: rows and bytes, by rung of the privacy ladder, by phase and by site."""
+"""What left the sites: rows and bytes by disclosure level, phase and site."""
 
 from __future__ import annotations
 
@@ -6,148 +6,146 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedshift.report.blocks import Heading, Section, folded, not_run, table
 from fedshift.report.drawings import key
+from fedshift.report.format import UNKNOWN, count, known, size
 from fedshift.report.markup import Child, Html, join, named, tag
-from fedshift.report.parts import Column, Section, folded, not_run, table
-from fedshift.report.spell import UNKNOWN, count, known, size
 
-#: the privacy ladder, from nothing to raw rows
-RUNGS = (
-    "updates of the model; nothing about the data met in use",
-    "label shares and other counts of whole columns",
+#: the disclosure levels, from model updates to raw rows
+DISCLOSURE_LEVELS = (
+    "updates of the model, the mean weight, and scores on labelled test rows",
+    "class proportions, and other totals over all rows of a site",
     "gradients of a ratio model",
     "counts of rows in bins",
-    "made-up rows from a model of the data",
+    "generated rows from a model of the data",
     "raw rows without labels",
 )
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Entries of the ledger, added up."""
+class Totals:
+    """Totals of ledger entries: bytes up, bytes down, rows."""
 
     up: float
     down: float
     rows: float
 
     @classmethod
-    def of(cls, entries: Iterable[Mapping[str, Any]]) -> Sums:
-        """The sum; what is not known counts nothing."""
+    def of(cls, entries: Iterable[Mapping[str, Any]]) -> Totals:
+        """Add up entries; unknown values are skipped."""
         every = list(entries)
         return cls(*(sum(e[k] for e in every if known(e.get(k))) for k in ("up", "down", "rows")))
 
     def cells(self) -> list[str]:
-        """Rows, bytes sent, bytes read."""
+        """Return table cells: rows, bytes sent, bytes received."""
         return [count(self.rows), size(self.up), size(self.down)]
 
 
 def highest(entries: Iterable[Mapping[str, Any]]) -> int | None:
-    """The highest rung something was sent on."""
+    """Return the highest disclosure level at which anything was sent; None if nothing was."""
     used = [
-        int(e["rung"])
+        int(e["disclosure_level"])
         for e in entries
-        if known(e.get("rung")) and (Sums.of([e]).up or Sums.of([e]).rows)
+        if known(e.get("disclosure_level")) and (Totals.of([e]).up or Totals.of([e]).rows)
     ]
     return max(used, default=None)
 
 
 def ledger(record: Mapping[str, Any]) -> Section:
-    """The section."""
-    found = record.get("ledger")
-    if found is None:
-        return not_run(
-            "ledger", "What left the sites", "fedshift train SITES", "nothing was sent or booked."
-        )
+    """Make the section."""
+    entries = record.get("ledger")
+    if entries is None:
+        return not_run("ledger", "What left the sites", "fedshift train SITES", "nothing was sent.")
     body = join(
-        tag("p", tag("strong", headline(found)), " ", _rest(found)),
-        _ladder(found),
+        tag("p", tag("strong", headline(entries)), " ", _rest(entries)),
+        _levels_list(entries),
         tag("h3", "By phase"),
-        _grouped(found, "phase", "Phase"),
+        _grouped(entries, "phase", "Phase"),
         tag("h3", "By site"),
-        _grouped(found, "client", "Site"),
-        folded("Every entry", _every(found)),
+        _grouped(entries, "client", "Site"),
+        folded("Every entry", _every(entries)),
     )
     return Section("ledger", "What left the sites", body)
 
 
-def headline(found: Sequence[Mapping[str, Any]]) -> str:
-    """Whether rows left, in a sentence."""
-    rows = Sums.of(found).rows
+def headline(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Write in a sentence whether rows left the sites."""
+    rows = Totals.of(entries).rows
     if not rows:
         return "No row of data left any site."
-    sites = len({e["client"] for e in found if known(e.get("rows")) and e["rows"] > 0})
+    sites = len({e["client"] for e in entries if known(e.get("rows")) and e["rows"] > 0})
     return f"{count(rows, 'row')} of data left {count(sites, 'site')}."
 
 
-def _rest(found: Sequence[Mapping[str, Any]]) -> str:
-    total = Sums.of(found)
-    return f"In all {size(total.up)} were sent by sites and {size(total.down)} read by them."
+def _rest(entries: Sequence[Mapping[str, Any]]) -> str:
+    total = Totals.of(entries)
+    return f"In total, sites sent {size(total.up)} and received {size(total.down)}."
 
 
-def _ladder(found: Sequence[Mapping[str, Any]]) -> Html:
-    """The rungs, with a filled shape where something was sent."""
-    made = []
-    for rung, what in enumerate(RUNGS):
-        mine = [e for e in found if e.get("rung") == rung]
-        sums = Sums.of(mine)
+def _levels_list(entries: Sequence[Mapping[str, Any]]) -> Html:
+    """List the disclosure levels; those in use have a filled shape."""
+    levels = []
+    for level, what in enumerate(DISCLOSURE_LEVELS):
+        mine = [e for e in entries if e.get("disclosure_level") == level]
+        sums = Totals.of(mine)
         used = bool(sums.up or sums.rows)
         sites = len({e["client"] for e in mine})
         rows = f", {count(sums.rows, 'row')}" if sums.rows else ""
-        said = f"{size(sums.up)}{rows} from {count(sites, 'site')}" if used else "not used"
-        made.append(
+        text = f"{size(sums.up)}{rows} from {count(sites, 'site')}" if used else "not used"
+        levels.append(
             tag(
                 "li",
                 key(1 if used else 0, hollow=not used),
-                tag("b", str(rung)),
+                tag("b", str(level)),
                 tag("span", what),
-                tag("span", said, class_="used"),
+                tag("span", text, class_="used"),
                 class_="on" if used else "off",
             )
         )
-    return tag("ol", made[::-1], class_="ladder", reversed=True, aria_label="Privacy ladder")
+    return tag("ol", levels[::-1], class_="ladder", reversed=True, aria_label="Disclosure levels")
 
 
-def _grouped(found: Sequence[Mapping[str, Any]], by: str, title: str) -> Html:
+def _grouped(entries: Sequence[Mapping[str, Any]], by: str, title: str) -> Html:
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for e in found:
+    for e in entries:
         groups.setdefault(e[by], []).append(e)
     head = [
-        Column(title),
-        Column("Rung"),
-        Column("Rows that left", "figure"),
-        Column("Sent", "figure"),
-        Column("Read", "figure"),
+        Heading(title),
+        Heading("Level"),
+        Heading("Rows that left", "figure"),
+        Heading("Sent", "figure"),
+        Heading("Received", "figure"),
     ]
     rows: list[list[Child]] = [
-        [named(name), _rungs(mine), *Sums.of(mine).cells()] for name, mine in groups.items()
+        [named(name), _levels(mine), *Totals.of(mine).cells()] for name, mine in groups.items()
     ]
-    last: list[Child] = ["Total", "", *Sums.of(found).cells()]
+    last: list[Child] = ["Total", "", *Totals.of(entries).cells()]
     return table(head, rows, label=f"Ledger by {title.lower()}", last=last)
 
 
-def _rungs(entries: Iterable[Mapping[str, Any]]) -> str:
-    used = sorted({int(e["rung"]) for e in entries if known(e.get("rung"))})
+def _levels(entries: Iterable[Mapping[str, Any]]) -> str:
+    used = sorted({int(e["disclosure_level"]) for e in entries if known(e.get("disclosure_level"))})
     return ", ".join(map(str, used)) or UNKNOWN
 
 
-def _every(found: Sequence[Mapping[str, Any]]) -> Html:
+def _every(entries: Sequence[Mapping[str, Any]]) -> Html:
     head = [
-        Column("Site"),
-        Column("Phase"),
-        Column("Rung"),
-        Column("Rows that left", "figure"),
-        Column("Sent", "figure"),
-        Column("Read", "figure"),
+        Heading("Site"),
+        Heading("Phase"),
+        Heading("Level"),
+        Heading("Rows that left", "figure"),
+        Heading("Sent", "figure"),
+        Heading("Received", "figure"),
     ]
     rows: list[list[Child]] = [
         [
             named(e["client"]),
             named(e["phase"]),
-            _rungs([e]),
+            _levels([e]),
             count(e.get("rows")),
             size(e.get("up")),
             size(e.get("down")),
         ]
-        for e in found
+        for e in entries
     ]
     return table(head, rows, label="Every entry of the ledger")

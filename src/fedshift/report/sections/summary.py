@@ -1,33 +1,33 @@
-"""One screen: the decision, what left the sites, the biggest shift, the gain, what to mind."""
+"""The first screen: decision, disclosure, largest shift, forecast, measured gain, warnings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedshift.report.format import count, fixed, known, listed, size
 from fedshift.report.markup import Child, Html, isolated, join, named, tag
 from fedshift.report.scores import Scores
 from fedshift.report.sections.gate import decision, reason
-from fedshift.report.sections.ledger import RUNGS, Sums, headline, highest
-from fedshift.report.sections.shift import main_finding
-from fedshift.report.spell import count, fixed, known, listed, number, size, span
+from fedshift.report.sections.ledger import DISCLOSURE_LEVELS, Totals, headline, highest
+from fedshift.report.sections.shift import badge_text, main_finding
 
-#: most warnings shown
+#: most warnings in the summary
 WARNINGS = 6
 
 
 def summary(record: Mapping[str, Any]) -> Html:
-    """The head of the page."""
+    """Make the top of the page."""
     tiles = [_left(record), _shift(record), _expected(record), _measured(record)]
-    minded = warnings(record)
+    items = warnings(record)
     watch = (
         tag(
             "div",
             tag("h2", "Before you use it"),
-            tag("ul", (tag("li", w) for w in minded)),
+            tag("ul", (tag("li", w) for w in items)),
             class_="watch",
         )
-        if minded
+        if items
         else None
     )
     return tag(
@@ -63,12 +63,14 @@ def _decision(record: Mapping[str, Any]) -> Child:
     gate = record.get("gate")
     if gate is not None:
         return [tag("p", decision(gate), class_="big"), tag("p", reason(gate))]
-    said = (record.get("diagnosis") or {}).get("sentences") or []
-    advice = said[0] if said else "Nothing was compared yet."
-    command = "fedshift train SITES" if said else "fedshift diagnose SITES"
+    if record.get("diagnosis") is None:
+        command, purpose = "fedshift diagnose SITES", "compares the sites"
+    else:
+        command = "fedshift train SITES"
+        purpose = "uses weights only if they help on held-out rows"
     return [
         tag("p", "Not decided yet.", class_="big"),
-        tag("p", f"{advice} ", "Next: ", tag("code", command), "."),
+        tag("p", "Next: ", tag("code", command), f" {purpose}."),
     ]
 
 
@@ -84,67 +86,63 @@ def _tile(title: str, big: Child, small: Child, href: str) -> Html:
 
 
 def _left(record: Mapping[str, Any]) -> Html:
-    found = record.get("ledger")
-    if found is None:
-        return _tile("What left the sites", "–", "Nothing was sent or booked.", "#ledger")
-    total, top = Sums.of(found), highest(found)
-    rung = f"; highest rung {top} of 5: {RUNGS[top]}" if top is not None and 0 <= top <= 5 else ""
+    entries = record.get("ledger")
+    if entries is None:
+        return _tile("What left the sites", "–", "Nothing was sent.", "#ledger")
+    total, top = Totals.of(entries), highest(entries)
+    disclosure_level = (
+        f"; highest disclosure level {top} of 5: {DISCLOSURE_LEVELS[top]}"
+        if top is not None and 0 <= top <= 5
+        else ""
+    )
     rows = count(total.rows, "row") if total.rows else "No rows"
-    return _tile("What left the sites", rows, f"{size(total.up)} sent{rung}.", "#ledger")
+    return _tile(
+        "What left the sites", rows, f"{size(total.up)} sent{disclosure_level}.", "#ledger"
+    )
 
 
 def _shift(record: Mapping[str, Any]) -> Html:
-    found = record.get("diagnosis")
-    if found is None:
-        return _tile("Biggest shift", "–", "Sites were not compared.", "#shift")
-    moved = [s for s in found["sites"] if s["status"] == "shift"]
-    n = len(found["sites"])
-    if not moved:
+    diagnosis = record.get("diagnosis")
+    if diagnosis is None:
+        return _tile("Largest shift", "–", "Sites were not compared.", "#shift")
+    shifted = [s for s in diagnosis["sites"] if s["status"] == "shift"]
+    n = len(diagnosis["sites"])
+    if not shifted:
         return _tile(
-            "Biggest shift",
+            "Largest shift",
             "None found",
             f"Training and test rows of {count(n, 'site')} were compared.",
             "#shift",
         )
-    worst = max(moved, key=lambda s: main_finding(s).get("auc") or 0.0)
+    worst = max(shifted, key=lambda s: main_finding(s).get("auc") or 0.0)
     auc = fixed(main_finding(worst).get("auc"))
     most = [isolated(c["name"], longest=28) for c in worst.get("columns") or []][:2]
-    said = f"{worst['kind']['name']} shift, AUC {auc}" + (f", most in {listed(most)}" * bool(most))
+    text = f"{badge_text(worst)}, AUC {auc}" + (f", largest change in {listed(most)}" * bool(most))
     return _tile(
-        "Biggest shift",
+        "Largest shift",
         named(worst["site"], longest=28),
-        f"{said}. Shift at {len(moved)} of {count(n, 'site')}.",
+        f"{text}. Shift at {len(shifted)} of {count(n, 'site')}.",
         "#shift",
     )
 
 
 def _expected(record: Mapping[str, Any]) -> Html:
     scores = Scores.of(record)
-    told = {s: scores.value(r) for s, r in scores.expected.items() if known(scores.value(r))}
-    if told:
-        worst = (min if scores.measure == "accuracy" else max)(told, key=lambda s: told[s])
-        mean = sum(told.values()) / len(told)
+    values = {s: scores.value(r) for s, r in scores.expected.items() if known(scores.value(r))}
+    if values:
+        worst = (min if scores.measure == "accuracy" else max)(values, key=lambda s: values[s])
+        mean = sum(values.values()) / len(values)
         return _tile(
-            "Expected in use",
+            "Forecast",
             scores.write(mean),
             [
                 f"{scores.name}, mean over sites, without test labels; worst ",
                 named(worst, longest=28),
-                f" at {scores.write(told[worst])}.",
+                f" at {scores.write(values[worst])}.",
             ],
             "#effect",
         )
-    effect = (record.get("diagnosis") or {}).get("predicted_effect") or {}
-    if known(effect.get("gain")):
-        word = "lower" if effect["gain"] >= 0 else "higher"
-        within = span(effect.get("low"), effect.get("high"), number)
-        return _tile(
-            "Expected of weights",
-            f"{number(abs(effect['gain']), 2)} {word}",
-            f"log loss, forecast by a quick linear model; gain {within}.",
-            "#sites",
-        )
-    return _tile("Expected in use", "–", "Nothing was estimated.", "#effect")
+    return _tile("Forecast", "–", "There is no forecast.", "#effect")
 
 
 def _measured(record: Mapping[str, Any]) -> Html:
@@ -156,58 +154,58 @@ def _measured(record: Mapping[str, Any]) -> Html:
     if scores.same:
         return _tile("Measured", scores.write(after), f"{scores.name}, mean over sites.", "#effect")
     worse = len(scores.worse())
-    said = (
+    text = (
         f"{scores.name} {scores.write(before)} → {scores.write(after)}, mean over sites; worse at "
     )
     return _tile(
         "Measured",
         scores.change(before, after),
-        f"{said}{worse or 'no'} site{'s' * (worse > 1)}.",
+        f"{text}{worse or 'no'} site{'s' * (worse > 1)}.",
         "#effect",
     )
 
 
-# -- what to mind --------------------------------------------------------------------------------
+# -- warnings ------------------------------------------------------------------------------------
 
 
 def warnings(record: Mapping[str, Any]) -> list[Child]:
-    """What a careful reader would ask about, most serious first."""
+    """List the warnings, most serious first."""
     grave, mild = _of_sites(record)
-    found = [*_of_ledger(record), *grave, *_of_effect(record), *_of_drift(record), *mild]
-    return found[:WARNINGS]
+    items = [*_of_ledger(record), *grave, *_of_effect(record), *_of_drift(record), *mild]
+    return items[:WARNINGS]
 
 
 def _of_ledger(record: Mapping[str, Any]) -> list[Child]:
-    found = record.get("ledger") or []
-    return [headline(found)] if Sums.of(found).rows else []
+    entries = record.get("ledger") or []
+    return [headline(entries)] if Totals.of(entries).rows else []
 
 
 def _of_sites(record: Mapping[str, Any]) -> tuple[list[Child], list[Child]]:
-    """What weights cannot mend, and what could not be seen."""
+    """List warnings about sites: what weights cannot correct, then what evidence is missing."""
     sites = (record.get("diagnosis") or {}).get("sites") or []
-    moved = [s for s in sites if s["status"] == "shift"]
-    concept = [s for s in moved if s["kind"]["name"] == "concept"]
+    shifted = [s for s in sites if s["status"] == "shift"]
+    concept = [s for s in shifted if s["shift_type"].get("concept")]
     poor = [s for s in sites if (s.get("overlap") or {}).get("poor")]
-    unseen = [s for s in moved if s["kind"]["name"] == "covariate or concept"]
-    silent = [s for s in sites if s["status"] == "cannot tell"]
-    grave = _told(concept, "labels differ at the same inputs, which weights cannot mend")
-    grave += _told(poor, "weights would rest on few rows or leave part of the test law out")
-    mild = _told(
-        unseen,
-        "inputs moved, and whether labels still follow from them cannot be seen without test "
-        "labels; label a few rows",
+    unlabelled = [s for s in shifted if s["shift_type"].get("concept", False) is None]
+    few = [s for s in sites if s["status"] == "inconclusive"]
+    grave = _warning(concept, "labels differ at the same inputs, which weights cannot correct")
+    grave += _warning(poor, "weights would depend on few rows or miss part of the test data")
+    mild = _warning(
+        unlabelled,
+        "the inputs shifted, and without test labels it is unknown whether p(y given x) stayed "
+        "the same; label a few rows",
     )
-    return grave, mild + _told(silent, "too few rows to tell whether anything shifted")
+    return grave, mild + _warning(few, "too few rows to test for a shift")
 
 
-def _told(sites: Sequence[Mapping[str, Any]], said: str) -> list[Child]:
-    return [join(_names(sites), f": {said}.")] if sites else []
+def _warning(sites: Sequence[Mapping[str, Any]], text: str) -> list[Child]:
+    return [join(_names(sites), f": {text}.")] if sites else []
 
 
 def _names(sites: Sequence[Mapping[str, Any]]) -> Html:
-    shown = [tag("strong", named(s["site"])) for s in sites[:4]]
+    names = [tag("strong", named(s["site"])) for s in sites[:4]]
     more = [f"and {len(sites) - 4} more"] if len(sites) > 4 else []
-    return join([*shown, *more], between=", ")
+    return join([*names, *more], between=", ")
 
 
 def _of_effect(record: Mapping[str, Any]) -> list[Child]:
@@ -216,16 +214,16 @@ def _of_effect(record: Mapping[str, Any]) -> list[Child]:
     worse = scores.worse()
     if worse:
         names = _names([{"site": s} for s in worse])
-        out.append(join(names, ": measured worse with the model taken than without weights."))
+        out.append(join(names, ": the chosen model is worse than the one without weights."))
     inside, n = scores.agreement()
     if n and inside < n:
-        out.append(f"The expected figure missed the measured one at {n - inside} of {n} sites.")
+        out.append(f"The forecast interval misses the measured score at {n - inside} of {n} sites.")
     return out
 
 
 def _of_drift(record: Mapping[str, Any]) -> list[Child]:
-    found = (record.get("drift") or {}).get("sites") or []
-    moved = [s for s in found if s["verdict"] == "re-estimate"]
-    if not moved:
+    sites = (record.get("drift") or {}).get("sites") or []
+    shifted = [s for s in sites if s["verdict"] == "re-estimate"]
+    if not shifted:
         return []
-    return [join(_names(moved), ": the data moved since the weights were made; estimate anew.")]
+    return [join(_names(shifted), ": the data shifted since training; re-estimate the weights.")]

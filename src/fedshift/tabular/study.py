@@ -1,0 +1,342 @@
+"""The steps of training on tables, as methods of `TableStudy`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedshift.core.moments import moments
+from fedshift.core.params import whole_number
+from fedshift.core.samples import Float64Array
+from fedshift.core.weights import Weighting, Weights, effective_sample_size
+from fedshift.data.federation import Federation
+from fedshift.errors import FedshiftWarning, InputError
+from fedshift.federation.client_weights import RatioMethod, compute_weights, estimate_log_ratios
+from fedshift.federation.crossval import CrossFittedModel, Folds, cross_fit, make_folds, scores_of
+from fedshift.federation.ledger import Ledger
+from fedshift.federation.shift_type import (
+    Explanation,
+    SiteLabelDistributions,
+    explain_covariate,
+    explain_label,
+)
+from fedshift.learn.evaluate import LossName, evaluate
+from fedshift.learn.forecast import Forecast, forecast_accuracy, forecast_error
+from fedshift.learn.models import Scaled
+from fedshift.learn.objective import Objective
+from fedshift.settings import Settings
+from fedshift.tabular.outcome import ModelCandidate
+from fedshift.training import count_classes
+
+#: below this mean log loss of classifying a site's rows against training rows, they look like none
+STRANGE = 0.1
+#: largest weight, where the mean is about 1
+CLIP = 20.0
+
+
+@dataclass(frozen=True, eq=False)
+class TableStudy:
+    """A federation of tables, checked, scaled and cut into folds.
+
+    Attributes
+    ----------
+    federation : Federation
+        The original rows.
+    scaled : Federation
+        The federation with columns and regression labels scaled to mean 0 and standard deviation 1,
+        without test labels.
+    mean, scale : ndarray (d,)
+        Mean and scale of the columns.
+    out : (float, float)
+        Mean and scale of the regression labels.
+    loss : {"cross-entropy", "squared"}
+    classes : int
+        Number of classes; 1 in regression.
+    base : mapping of client to ndarray (n_k,), or None
+        Sample weights that training rows already have, such as survey weights.
+    fold : mapping of client to ndarray (n_k,)
+        The fold of each training row.
+    seed : int
+    ledger : Ledger
+        Records everything that leaves a site.
+    """
+
+    federation: Federation
+    scaled: Federation
+    mean: Float64Array
+    scale: Float64Array
+    out: tuple[float, float]
+    loss: LossName
+    classes: int
+    base: Mapping[str, Float64Array] | None
+    fold: Folds
+    seed: int
+    ledger: Ledger
+
+    @classmethod
+    def of(
+        cls,
+        federation: Federation,
+        *,
+        loss: str,
+        base: Mapping[str, npt.ArrayLike] | None,
+        folds: int,
+        seed: int,
+    ) -> TableStudy:
+        """Check a federation, scale it and cut it into folds."""
+        if not isinstance(federation, Federation):
+            raise InputError(
+                f"fit_tables takes a fedshift.Federation; got {type(federation).__name__}; make "
+                "one with Federation.of({name: (x, y, test_x)})"
+            )
+        whole_number(folds, "folds", least=2)
+        federation, name = _read_loss(federation, loss)
+        classes = count_classes(federation, Settings(loss=name))
+        rows = sum(len(c.x) for c in federation)
+        if rows < 2 or (name == "cross-entropy" and classes < 2):
+            raise InputError(
+                f"training needs at least two rows and two classes; got {rows} rows of "
+                f"{classes} classes; check the label column"
+            )
+        ledger = Ledger()
+        mean, scale = _column_scale(federation, ledger)
+        out = _label_scale(federation, ledger) if name == "squared" else (0.0, 1.0)
+        scaled = _scaled(federation, mean, scale, out, name)
+        return cls(
+            federation,
+            scaled,
+            mean,
+            scale,
+            out,
+            name,
+            classes,
+            None if base is None else _checked_base(federation, base),
+            make_folds({c.name: c.y for c in scaled}, count=min(folds, rows), seed=seed),
+            seed,
+            ledger,
+        )
+
+    @property
+    def rows(self) -> int:
+        """Number of training rows of all sites."""
+        return sum(len(c.x) for c in self.scaled)
+
+    def fit(self, weights: Mapping[str, Weights] | None, model: str) -> CrossFittedModel:
+        """Train and cross-fit a model; by ERM if no weights are given."""
+        uniform = weights is None and self.base is None
+        return cross_fit(
+            self.scaled,
+            None if uniform else self.times_base(weights),
+            self.fold,
+            model=model,
+            loss=self.loss,
+            classes=self.classes,
+            seed=self.seed,
+            ledger=self.ledger,
+        )
+
+    def times_base(self, weights: Mapping[str, Weights] | None) -> dict[str, Float64Array]:
+        """Multiply weights (None means all 1) by the sample weights that rows already have."""
+        out = {}
+        for c in self.scaled:
+            w = np.ones(len(c.y)) if weights is None else weights[c.name].values
+            out[c.name] = w if self.base is None else w * self.base[c.name]
+        return out
+
+    def explain(
+        self, erm: CrossFittedModel
+    ) -> tuple[dict[str, Explanation], SiteLabelDistributions | None]:
+        """Compare the shift types on unlabelled rows, and estimate label distributions.
+
+        For each shift type the result has the held-out log loss with which the density ratio that
+        the type implies separates test rows from training rows.
+        """
+        out: dict[str, Explanation] = {}
+        distributions = None
+        options: dict[str, Any] = {"base": self.base, "seed": self.seed, "ledger": self.ledger}
+        if self.loss == "cross-entropy":
+            distributions, out["label"] = explain_label(self.scaled, erm, self.fold, **options)
+        out["covariate"] = explain_covariate(self.scaled, self.fold, **options)
+        return out, distributions
+
+    def compute_weights(
+        self,
+        explanation: Explanation,
+        distributions: SiteLabelDistributions | None,
+        aim: Objective | None,
+        weighting: Weighting | None,
+    ) -> dict[str, Weights]:
+        """Compute weights for a shift type.
+
+        Without an objective `aim`, they are q̄/p̄: the mixture of all test distributions over the
+        mixture of all training distributions.
+        """
+        if aim is None:
+            return _split(explanation.log_ratio, weighting or Weighting(clip=CLIP))
+        if explanation.shift_type == "label" and distributions is not None:
+            return self.objective_weights(_by_goal(self.scaled, distributions, aim), aim, weighting)
+        own = aim.kind == "fitw"  # a site's own ratio needs nothing from others
+        return self.objective_weights("logistic" if own else "multi-source", aim, weighting)
+
+    def objective_weights(
+        self, ratio: RatioMethod, aim: Objective, weighting: Weighting | None
+    ) -> dict[str, Weights]:
+        """Weights of an objective from a ratio: a name, an estimator, or log ratios by client."""
+        ratios = estimate_log_ratios(self.federation, ratio, objective=aim, seed=self.seed)
+        assert ratios is not None  # an objective with weights
+        self.ledger.merge(ratios.ledger)
+        return compute_weights(self.federation, ratios, aim, weighting)
+
+    def forecast(
+        self,
+        fit: CrossFittedModel,
+        explanations: Mapping[str, Explanation],
+        distributions: SiteLabelDistributions | None,
+        shift: str,
+    ) -> Forecast:
+        """Forecast a model's performance at every site under a shift type."""
+        covariate = explanations["covariate"]
+        doubts = _strange(covariate, [c.name for c in self.scaled])
+        ratios, limit = covariate.log_ratio, Weighting(clip=CLIP)
+        weights = self.times_base(_split(ratios, limit) if shift == "covariate" else None)
+        if self.loss == "squared":
+            squares = {n: 2 * v * self.out[1] ** 2 for n, v in fit.losses.items()}
+            sizes = {c.name: len(c.test_x) for c in self.scaled}
+            return forecast_error(squares, sizes, weights=weights, doubts=doubts)
+        lift = None
+        if distributions is not None and shift == "label":
+            lift = {n: q / distributions.source for n, q in distributions.test.items()}
+        forecast = forecast_accuracy(
+            fit.held_out,
+            {c.name: c.y for c in self.scaled},
+            {c.name: scores_of(fit.module, c.test_x) for c in self.scaled},
+            weights=weights,
+            lift=lift,
+            doubts=doubts,
+        )
+        self.book_sums(forecast.rounds * (self.classes + 2))
+        return forecast
+
+    def book_sums(self, count: int) -> None:
+        """Record in the ledger that every site sent this many numbers."""
+        for c in self.scaled:
+            self.ledger.add(c.name, "query.validate", up=8 * count)
+
+    def candidate(
+        self, name: str, fit: CrossFittedModel, weights: Mapping[str, Weights] | None
+    ) -> ModelCandidate:
+        """Make a model of unscaled columns, and evaluate it if all test labels are known."""
+        mean, scale = (torch.as_tensor(v) for v in (self.mean, self.scale))
+        model = Scaled(fit.module, mean, scale, self.out).eval()
+        evaluation = None
+        if all(c.test_y is not None for c in self.federation):
+            values = None if weights is None else {n: w.values for n, w in weights.items()}
+            rows = (replace(c, test_x=c.test_x.astype(np.float64)) for c in self.federation)
+            evaluation = evaluate(model, Federation(tuple(rows)), loss=self.loss, weights=values)
+        return ModelCandidate(name, fit, model, weights, evaluation)
+
+
+def _read_loss(federation: Federation, loss: str) -> tuple[Federation, LossName]:
+    """The loss by name, and the federation with labels of the type that it needs."""
+    whole = all(c.y.dtype.kind in "biu" for c in federation)
+    if loss == "auto":
+        loss = "cross-entropy" if whole else "squared"
+    name: LossName = Settings(loss=loss).loss  # type: ignore[arg-type]  # checks
+    if name == "squared" or not whole:
+        return federation, name
+    return replace(
+        federation, clients=tuple(replace(c, y=c.y.astype(np.int64)) for c in federation)
+    ), name
+
+
+def _column_scale(federation: Federation, ledger: Ledger) -> tuple[Float64Array, Float64Array]:
+    """Mean and standard deviation of columns over all training rows, from sums of the sites."""
+    d = int(np.prod(federation[0].x.shape[1:]))
+    flat = {c.name: c.x.reshape(len(c.x), d).astype(np.float64) for c in federation}
+    mean, sd, repeated = moments(list(flat.values()))
+    for name in flat:  # d sums twice and a count; the mean is sent back in between
+        up, down = 8 * (2 * d + 1 + repeated), 8 * (2 * d + repeated)
+        ledger.add(name, "query.describe", up=up, down=down)
+    return mean, np.where(sd > 0.0, sd, 1.0)
+
+
+def _label_scale(federation: Federation, ledger: Ledger) -> tuple[float, float]:
+    y = np.concatenate([np.asarray(c.y, dtype=np.float64) for c in federation])
+    mean, sd, repeated = moments([y])
+    for c in federation:
+        ledger.add(c.name, "query.describe", up=8 * (2 + repeated), down=8 * (2 + repeated))
+    return float(mean), float(sd) or 1.0
+
+
+def _scaled(
+    federation: Federation,
+    mean: Float64Array,
+    scale: Float64Array,
+    out: tuple[float, float],
+    loss: str,
+) -> Federation:
+    """Scale columns and regression labels to mean 0 and standard deviation 1."""
+    clients = []
+    for c in federation:
+        x, test = ((r.reshape(len(r), -1) - mean) / scale for r in (c.x, c.test_x))
+        y = c.y if loss == "cross-entropy" else (c.y.astype(np.float64) - out[0]) / out[1]
+        clients.append(replace(c, x=x, y=y, test_x=test, test_y=None))
+    return Federation(tuple(clients))
+
+
+def _checked_base(
+    federation: Federation, base: Mapping[str, npt.ArrayLike]
+) -> dict[str, Float64Array]:
+    out = {}
+    for c in federation:
+        w = np.asarray(base.get(c.name, np.ones(len(c.x))), dtype=np.float64)
+        good = w.shape == (len(c.x),) and np.isfinite(w).all() and (w >= 0).all() and w.any()
+        if not good:
+            raise InputError(
+                f"client {c.name!r}: base must be {len(c.x)} numbers ≥ 0, one per training row, "
+                f"not all 0; got shape {w.shape}"
+            )
+        out[c.name] = w
+    return out
+
+
+def _split(log_ratio: Mapping[str, Float64Array], weighting: Weighting) -> dict[str, Weights]:
+    """Weights by site, computed over the rows of all sites, so a limit is the same for all."""
+    with warnings.catch_warnings():  # the gate checks what they warn about
+        warnings.simplefilter("ignore", FedshiftWarning)
+        whole = weighting(np.concatenate(list(log_ratio.values())))
+    ends = np.cumsum([len(r) for r in log_ratio.values()])[:-1]
+    top = whole.max if whole.n_clipped else np.inf
+    return {
+        name: replace(
+            whole, values=part, ess=effective_sample_size(part), n_clipped=int((part >= top).sum())
+        )
+        for name, part in zip(log_ratio, np.split(whole.values, ends), strict=True)
+    }
+
+
+def _by_goal(
+    federation: Federation, distributions: SiteLabelDistributions, aim: Objective
+) -> dict[str, Float64Array]:
+    """Log ratios of label distributions for the targets of an objective."""
+    out = {}
+    for name, goal in aim.goals(federation).items():
+        top = sum(distributions.test[n] for n in federation.goal_names(name, goal or "own"))
+        y = federation[name].y
+        above, below = (
+            np.maximum(np.asarray(q)[y], 1e-12) for q in (top, distributions.train[name])
+        )
+        out[name] = np.log(above) - np.log(below)
+    return out
+
+
+def _strange(covariate: Explanation, names: list[str]) -> dict[str, str]:
+    """A doubt for each site whose unlabelled rows differ clearly from all training rows."""
+    doubt = "its rows look like no training row of any site"
+    return {n: doubt for n in names if covariate.losses[f"{n} test"].mean() < STRANGE}
