@@ -38,9 +38,23 @@ def members(tag: str, *, part: str | None = None) -> list[int]:
     out = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            if marks <= set((entry / "environ").read_bytes().split(b"\0")):
+            if marks <= set(_environment(entry).split(b"\0")):
                 out.append(int(entry.name))
     return [pid for pid in out if pid != os.getpid()]
+
+
+def _environment(entry: Path) -> bytes:
+    """Return the environment of the process at /proc/PID.
+
+    Linux shows none while a new process loads its program, so an empty one is read again. Kernel
+    threads and processes that have ended have no program, and `readlink` raises OSError.
+    """
+    for _ in range(20):
+        if environment := (entry / "environ").read_bytes():
+            return environment
+        (entry / "exe").readlink()
+        time.sleep(0.001)
+    return b""
 
 
 def end(tag: str, *, part: str | None = None, patience: float = 6.0) -> int:
