@@ -165,7 +165,7 @@ def training_gpu() -> str:
 def paper() -> str:
     """Every table of the paper that was run, beside what is published."""
     parts = []
-    for comparison in compare(sorted(PAPER.glob("*.jsonl")), published=True):
+    for comparison in compare([PAPER], published=True):
         sheet = comparison.sheet()
         sheet = replace(sheet, notes=tuple(n for n in sheet.notes if n not in COMMON))
         parts.append(render([sheet], "markdown").replace("## ", "#### ", 1).strip())

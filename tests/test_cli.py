@@ -347,6 +347,15 @@ def test_pack_and_compare(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.main(["pack", str(runs), "-o", str(file)]) == 0
     assert capsys.readouterr().out == f"wrote 3 runs to {file}; not finished, so left out: 1\n"
     assert len(file.read_text().splitlines()) == 3
+    # the commit of runs that name none, as stated
+    for line in (lines := [json.loads(x) for x in file.read_text().splitlines()]):
+        line["environment"]["commit"] = None
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert cli.main(["pack", str(file), "-o", str(file), "--commit", "608c509"]) == 0
+    assert file.read_text().count('"commit": "608c509 (as stated)"') == 3
+    for wrong, need in (("abcdef0", "that of the run, 608c509"), ("main", "that of the run")):
+        assert cli.main(["pack", str(file), "-o", str(file), "--commit", wrong]) == 1
+        assert f"commit must be {need}" in capsys.readouterr().err
     # one file of several, in the place of one of them
     assert cli.main(["pack", str(file), "-o", str(file)]) == 0
     assert "wrote 3 runs" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,6 +179,7 @@ def _add_run(commands: Commands) -> None:
     )
     sub.add_argument("--fresh", action="store_true", help="replace existing runs")
     sub.add_argument("--dry-run", action="store_true", help="check the recipe and list its runs")
+    _add_commit(sub)
     _add_data_dir(sub)
     sub.set_defaults(command=_run, wrong=sub.error)
 
@@ -230,6 +232,7 @@ def _add_pack(commands: Commands) -> None:
         "runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, or packed files"
     )
     sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.jsonl")
+    _add_commit(sub)
     sub.set_defaults(command=_pack)
 
 
@@ -261,6 +264,14 @@ def _add_doctor(commands: Commands) -> None:
     sub.add_argument("--out", type=Path, default=Path("runs"), help="output folder to check")
     _add_data_dir(sub)
     sub.set_defaults(command=_doctor)
+
+
+def _add_commit(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--commit",
+        metavar="ID",
+        help="commit of the code that runs, for a copy without git; recorded as stated",
+    )
 
 
 def _add_data_dir(sub: argparse.ArgumentParser) -> None:
@@ -438,6 +449,7 @@ def _run_one(args: argparse.Namespace, name: str, seeds: tuple[int, ...]) -> Non
             seeds=seeds,
             data_dir=args.data_dir,
             fresh=args.fresh,
+            commit=args.commit,
         )
 
 
@@ -490,10 +502,12 @@ def _draw_curves(sheets: Sequence[Sheet], path: Path) -> None:
 def _pack(args: argparse.Namespace) -> int:
     from fedshift.experiments.archive import SUFFIX, write
     from fedshift.experiments.compare import find
+    from fedshift.experiments.records import with_commit
 
     if args.output.suffix != SUFFIX:
         raise InputError(f"--output must end in {SUFFIX}; got {args.output}")
     runs, unfinished = find(args.runs)
+    runs = [replace(r, environment=with_commit(r.environment, args.commit)) for r in runs]
     write(args.output, runs)
     late = f"; not finished, so left out: {len(unfinished)}" if unfinished else ""
     print(f"wrote {len(runs)} run{'s' * (len(runs) > 1)} to {args.output}{late}")

@@ -15,6 +15,7 @@ import pytest
 
 from fedshift.cli import main
 from fedshift.errors import InputError
+from fedshift.experiments.archive import write
 from fedshift.experiments.compare import MethodComparison, compare, find, mean_interval
 from fedshift.experiments.published import ordering, verdict
 from fedshift.experiments.recipe import Published, Recipe
@@ -464,11 +465,49 @@ def test_methods_stand_as_in_the_recipe(tmp_path: Path) -> None:
     assert [row.method for row in one(tmp_path).rows] == ["Grayscale", "ERM", "FTW"]
 
 
-def test_the_same_run_twice_is_refused(tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        made(tmp_path / folder, mine(), "ERM", 0, (0.5,))
-    with pytest.raises(InputError, match=r"ERM seed 0 in .*one by one"):
+def test_two_runs_of_a_method_and_seed_are_refused(tmp_path: Path) -> None:
+    for folder, score in (("a", 0.5), ("b", 0.6)):
+        made(tmp_path / folder, mine(), "ERM", 0, (score,))
+    with pytest.raises(InputError, match=r"ERM seed 0 in .*/a/.* and .*/b/.*one by one"):
         compare([tmp_path])
+
+
+def test_packed_runs_in_a_folder_are_read_and_the_same_run_counts_once(tmp_path: Path) -> None:
+    three_seeds(tmp_path / "runs", history=[(5, 0.8)])
+    whole = one(tmp_path / "runs").sheet()
+    runs, _ = find([tmp_path / "runs"])
+    write(tmp_path / "packed" / "mine.jsonl", runs)
+    assert one(tmp_path / "packed").sheet() == whole
+    assert one(tmp_path).sheet() == whole  # folders and pack hold the same runs
+    (tmp_path / "packed" / "notes.jsonl").write_text('{"another": "file"}\n')
+    (tmp_path / "packed" / "empty.jsonl").touch()
+    assert one(tmp_path).sheet() == whole
+
+
+def test_a_published_method_that_was_not_run_has_a_row(tmp_path: Path) -> None:
+    made(tmp_path, mine(), "FTW", 0, (0.8,))
+    sheet = one(tmp_path, published=True, known=[mine()]).sheet()
+    rows = [dict(zip(sheet.header, row, strict=True)) for row in sheet.rows]
+    assert [(r["method"], r["ours"]) for r in rows] == [("FTW", ".8000"), ("ERM", "not run")]
+    assert rows[1]["published"] == ".5"
+    assert rows[1]["published worst"] == ".35"
+    assert len(one(tmp_path).sheet().rows) == 1  # published figures were not asked for
+
+
+def test_precision_and_compilation_belong_to_the_machine(tmp_path: Path) -> None:
+    recipe = mine()
+    made(
+        tmp_path,
+        recipe.changed(["train.precision=bfloat16", "train.compile=true"]),
+        "FTW",
+        0,
+        (0.8,),
+    )
+    made(tmp_path, recipe, "FTW", 1, (0.8,))
+    remarks = one(tmp_path, known=[recipe]).remarks
+    assert not any("differ" in r for r in remarks)
+    assert sum("bfloat16, compiled)" in r for r in remarks) == 1
+    assert sum(r.startswith("FTW: run on") for r in remarks) == 1  # the two machines differ
 
 
 def test_what_is_not_finished_is_said(tmp_path: Path) -> None:

@@ -152,6 +152,15 @@ def read(path: str | os.PathLike[str]) -> list[Run]:
     return [_read_line(line, path, number) for number, line in enumerate(lines, 1)]
 
 
+def is_archive(path: Path) -> bool:
+    """Return whether the first line of a file is a run, as in files that `write` wrote."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return not _missing(json.loads(file.readline()))
+    except (OSError, ValueError):
+        return False
+
+
 def _read_line(line: str, path: Path, number: int) -> Run:
     try:
         entry = json.loads(line)

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from fedshift.errors import InputError
-from fedshift.experiments.archive import SUFFIX, Run, read
+from fedshift.experiments.archive import SUFFIX, Run, is_archive, read
 from fedshift.experiments.published import (
     SDS,
     formatter,
@@ -30,6 +30,8 @@ from fedshift.report.comparison import Sheet
 
 #: the method that others are compared with
 BASE = "ERM"
+#: settings of how a machine computes a method; `compare` names them with the machine
+MACHINE = ("train.device", "train.precision", "train.compile")
 #: the most clients in a table
 MAX_CLIENTS = 20
 
@@ -218,9 +220,10 @@ class MethodComparison:
 
     def _columns(self) -> dict[str, list[str]]:
         rows, show = self.rows, formatter(self.figure)
-        out = {"method": [row.method for row in rows]}
+        not_run = [m for m in self.published if m not in {row.method for row in rows}]
+        out = {"method": [*(row.method for row in rows), *not_run]}
         if self.published:
-            theirs = [row.published for row in rows]
+            theirs = [self.published.get(method) for method in out["method"]]
             out["published"] = [
                 "" if p is None else printed(p.mean) + (f" ± {printed(p.sd)}" if p.sd else "")
                 for p in theirs
@@ -229,7 +232,7 @@ class MethodComparison:
                 ends = ["" if p is None else printed(getattr(p, end)) for p in theirs]
                 if any(ends):
                     out[f"published {end}"] = ends
-        out["ours"] = [spread(row.ours, show) for row in rows]
+        out["ours"] = [*(spread(row.ours, show) for row in rows), *("not run" for _ in not_run)]
         if any(row.best_iterate for row in rows):
             bests = [row.best_iterate for row in rows]
             out["best iterate*"] = ["" if b is None else spread(b, show) for b in bests]
@@ -242,7 +245,9 @@ class MethodComparison:
         out["seconds"] = [f"{row.seconds:.1f}" for row in rows]
         if self.published:
             out["verdict"] = [summary(row.verdicts) for row in rows]
-        return out
+        return {
+            name: cells + [""] * (len(out["method"]) - len(cells)) for name, cells in out.items()
+        }
 
     def _over(self, method: str, base: str) -> str:
         gain = None if method == base else self.paired(method, base)
@@ -293,7 +298,8 @@ def compare(
     Parameters
     ----------
     folders : sequence of path
-        Folders of a run, a method, a recipe, or any above; or files of `fedshift pack`.
+        Folders of a run, a method, a recipe, or any above, also with files of `fedshift pack` in
+        them; or such files.
     published : bool
         Add published figures: those of the recipe that comes with fedshift, else those that the
         runs recorded.
@@ -333,7 +339,7 @@ def find(
     ------
     InputError
         If a path is neither a folder nor an archive, no run is finished (and one is needed), or
-        two runs have the same method and seed.
+        two different runs have the same method and seed. The same run in two places counts once.
     """
     runs: dict[str, Run] = {}
     unfinished: dict[Path, tuple[str, str]] = {}
@@ -341,8 +347,7 @@ def find(
         if place.is_dir():
             _find_in(place, runs, unfinished)
         elif place.is_file() and place.suffix == SUFFIX:
-            whole = place.resolve()
-            runs |= {f"{whole}:{number}": run for number, run in enumerate(read(place))}
+            _read_archive(place, runs)
         else:
             raise InputError(
                 f"runs must be a folder that 'fedshift run' wrote, or a {SUFFIX} file that "
@@ -356,16 +361,21 @@ def find(
             f"there must be a finished run to compare; got none below {where} ({why}); "
             "run 'fedshift run RECIPE', which also continues unfinished runs"
         )
-    places_of: dict[tuple[str, str, int], str] = {}
+    by_key: dict[tuple[str, str, int], Run] = {}
     for run in scored:
-        if run.key in places_of:
+        other = by_key.setdefault(run.key, run)
+        if other is not run and other.to_record() != run.to_record():
             recipe, method, seed = run.key
             raise InputError(
                 f"each method and seed of a recipe may occur only once; got {recipe} {method} seed "
-                f"{seed} in {places_of[run.key]} and {run.place}; compare them one by one"
+                f"{seed} in {other.place} and {run.place}; compare them one by one"
             )
-        places_of[run.key] = run.place
-    return scored, list(unfinished.values())
+    return list(by_key.values()), list(unfinished.values())
+
+
+def _read_archive(path: Path, runs: dict[str, Run]) -> None:
+    whole = path.resolve()
+    runs |= {f"{whole}:{number}": run for number, run in enumerate(read(path))}
 
 
 def _find_in(folder: Path, runs: dict[str, Run], unfinished: dict[Path, tuple[str, str]]) -> None:
@@ -379,6 +389,9 @@ def _find_in(folder: Path, runs: dict[str, Run], unfinished: dict[Path, tuple[st
         result = read_json(path)
         if result is not None and "fingerprint" in result:
             runs.setdefault(str(path.resolve()), Run.of_folder(path.parent, result))
+    for path in sorted(folder.rglob(f"*{SUFFIX}")):
+        if is_archive(path):
+            _read_archive(path, runs)
 
 
 def _comparison(
@@ -454,8 +467,16 @@ def _settings(recipe: Recipe, estimator: Mapping[str, str] | None = None) -> dic
             of_all = {k: v for k, v in estimator.items() if k not in ("seed", "device")}
             method["ratio"] = {"kind": method["ratio"]["kind"], **of_all}
     out = dotted({**{s: table[s] for s in SECTIONS}, **method})
-    out.pop("train.device", None)
-    return out
+    return {k: v for k, v in out.items() if k not in MACHINE}
+
+
+def _arithmetic(run: Run) -> list[str]:
+    """Precision and compilation of a run, where they are not the default."""
+    if run.recipe is None:
+        return []
+    train = run.recipe.train
+    names = [] if train.precision == "float32" else [train.precision]
+    return names + (["compiled"] if train.compile else [])
 
 
 def _machines(runs: Sequence[Run]) -> list[str]:
@@ -466,7 +487,8 @@ def _machines(runs: Sequence[Run]) -> list[str]:
         if own:
             device = own.get("device")
             name = own.get("cpu") if device == "cpu" else device
-            machine = f"{name} (fedshift {own.get('fedshift')})"
+            how = [f"fedshift {own.get('fedshift')}", *_arithmetic(run)]
+            machine = f"{name} ({', '.join(how)})"
             machines.setdefault(machine, []).append(run.method)
     most = max(machines, key=lambda machine: len(machines[machine]), default="")
     others = {m: methods for m, methods in machines.items() if m != most}

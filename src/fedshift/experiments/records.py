@@ -117,13 +117,15 @@ class RunFolder:
                 "another folder with --out, or replace the run with --fresh"
             )
 
-    def begin(self, *, fresh: bool = False) -> None:
+    def begin(self, *, fresh: bool = False, commit: str | None = None) -> None:
         """Prepare the folder for a new run, or to continue the run in it.
 
         Parameters
         ----------
         fresh : bool
             Remove a run that is already in the folder.
+        commit : str, optional
+            See `with_commit`.
         """
         if not fresh:
             self.check()
@@ -139,7 +141,8 @@ class RunFolder:
             if _TEMPORARY.fullmatch(path.name) and path.is_file():
                 path.unlink(missing_ok=True)
         self.recipe.write(self.path / "recipe.toml")
-        write_json(self.path / "environment.json", environment(self.recipe.train.device))
+        here = with_commit(environment(self.recipe.train.device), commit)
+        write_json(self.path / "environment.json", here)
 
     def watch(self, event: Mapping[str, Any]) -> None:
         """Write an event of `fedshift.workflow.run` to the history."""
@@ -239,6 +242,25 @@ def environment(device: str | None = None) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device or "cuda") if gpu else "cpu",
     }
+
+
+def with_commit(environment: Mapping[str, Any], commit: str | None) -> dict[str, Any]:
+    """Return an environment that names a commit, marked as stated, if it names none.
+
+    Raises
+    ------
+    InputError
+        If the commit is not a commit's hexadecimal name, or the environment names another commit.
+    """
+    known = environment.get("commit")
+    if commit is None or (known or "").startswith(commit):
+        return dict(environment)
+    if known or not re.fullmatch("[0-9a-f]{7,40}", commit):
+        raise InputError(
+            f"commit must be {'that of the run, ' + known if known else '7 to 40 hex digits'}; "
+            f"got {commit!r}; state the commit of the code that ran"
+        )
+    return {**environment, "commit": f"{commit} (as stated)"}
 
 
 def version(package: str) -> str | None:

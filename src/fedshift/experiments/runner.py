@@ -81,6 +81,7 @@ def run(
     seeds: Sequence[int] = (),
     data_dir: str | os.PathLike[str] | None = None,
     fresh: bool = False,
+    commit: str | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
     """Run all methods and seeds that are not finished, and print all results.
@@ -101,6 +102,8 @@ def run(
         Folder in which data sets are searched first.
     fresh : bool
         Replace finished runs and runs with other settings.
+    commit : str, optional
+        Commit of the code, recorded as stated where the code is not in a git checkout.
 
     Returns
     -------
@@ -124,7 +127,7 @@ def run(
             if result is not None:
                 prefix = "finished before: "
             else:
-                folder.begin(fresh=fresh)
+                folder.begin(fresh=fresh, commit=commit)
                 try:
                     result = _run_one(folder, cache, bars)
                 except TrainingDiverged as error:
