@@ -432,7 +432,7 @@ class TestPooling:
             with pytest.raises(InputError, match=r"pooling must be an exponent in \[0, 1\]"):
                 weights_of_clients(fed, "multi-source", pooling=wrong)
         for objective in ("fitw", f"no-shift:{fed[0].name}"):
-            with pytest.raises(InputError, match="have the same target.*leave pooling"):
+            with pytest.raises(InputError, match=r"have the same target.*leave pooling"):
                 weights_of_clients(fed, "exact", objective=objective, pooling=0.5)
         assert weights_of_clients(fed, "exact", objective="erm", pooling=0.5) is None
 
