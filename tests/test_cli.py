@@ -408,7 +408,7 @@ def test_doctor_is_well(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     printed = capsys.readouterr().out
     for name in ("python", "torch", "extra tables", "data digits", "data cifar10"):
         assert name in printed
-    assert "log ratio has slope" in printed
+    assert "log ratio of N(1, 1) to N(0, 1) has slope" in printed
     assert "fused and reference engines differ by" in printed
     assert printed.endswith("all is well\n")
     assert not (tmp_path / "new").exists()

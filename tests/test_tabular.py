@@ -332,7 +332,7 @@ class TestEdges:
         a = replace(fed[0], test_x=fed[0].test_x + 50.0)
         found = fit_tables(replace(fed, clients=(a, *fed.clients[1:])))
         assert not found.forecast["site 0"].reliable
-        assert "look like no training row" in found.forecast.status
+        assert "differ clearly from the training rows of every site" in found.forecast.status
 
     def test_many_rows_in_time(self) -> None:
         rng = np.random.default_rng(0)

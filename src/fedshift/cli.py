@@ -77,10 +77,10 @@ def _add_train(commands: Commands) -> None:
     sub.add_argument(
         "--objective",
         default="auto",
-        help="auto (default): all sites' training rows together represent all sites' deployment "
-        "rows; ftw: each site's training rows alone represent all sites' deployment rows; fitw: "
-        "each site's training rows represent its own deployment rows; focus:SITE: each site's "
-        "training rows represent the deployment rows of SITE; erm: no weights",
+        help="deployment rows that training rows are weighted to match. auto (default): those of "
+        "all sites, by the training rows of all sites together; ftw: those of all sites, by the "
+        "training rows of each site; fitw: those of the same site; focus:SITE: those of SITE; "
+        "erm: no weights",
     )
     sub.add_argument("--model", default="auto", help="model: auto (default), linear or mlp")
     sub.add_argument(
@@ -334,8 +334,8 @@ def _train(args: argparse.Namespace) -> int:
     outcome = trained.outcome
     print(outcome.status)
     if outcome.before is not None and outcome.evaluation is not None:
-        print(f"on test labels, without weights: {outcome.before.status}")
-        print(f"                   chosen model: {outcome.evaluation.status}")
+        print(f"model without weights, on test labels: {outcome.before.status}")
+        print(f"chosen model, on test labels:          {outcome.evaluation.status}")
     print(outcome.ledger)
     _write_record(trained.to_dict(), path.parent / "report.html")
     return 0

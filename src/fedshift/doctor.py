@@ -133,7 +133,7 @@ def _ratio() -> str:
     fitted = Logistic().fit(source=rng.normal(size=(2000, 1)), target=rng.normal(1, 1, (2000, 1)))
     x = np.linspace(-1.0, 2.0, 31)
     slope = float(np.polyfit(x, fitted.log_ratio(x[:, None]), 1)[0])
-    text = f"N(0, 1) to N(1, 1): log ratio has slope {slope:.2f}, true slope 1"
+    text = f"estimated log ratio of N(1, 1) to N(0, 1) has slope {slope:.2f}; the true slope is 1"
     if abs(slope - 1) > 0.2:
         raise AssertionError(text)
     return text

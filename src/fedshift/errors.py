@@ -63,7 +63,7 @@ class FewRows(FedshiftWarning):
 
 
 class RatioDirection(FedshiftWarning):
-    """The mean log ratio is lower on target than on source rows, which may be swapped."""
+    """The mean log ratio is lower on target than on source rows; the two may be swapped."""
 
 
 class PrecisionLoss(FedshiftWarning):

@@ -171,8 +171,8 @@ class FederatedClassifier(_Federated):
         distributions. With "ftw", estimators other than "federated-auto", "federated-mlls" and
         "multi-source" read the raw test rows of all clients, as the ledger shows.
     pooling : float
-        Partial pooling of training rows, from 0 (none) to 1, where a row has the same weight at
-        every client (`fedshift.Settings`).
+        Partial pooling of training rows, from 0 (none) to 1 (full). With 1, the weight of a row
+        does not depend on the client that holds it (`fedshift.Settings`).
     weighting : Weighting, optional
     plan : FedSGD or FedAvg, optional
     validation, patience, choose

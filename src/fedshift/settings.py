@@ -39,15 +39,16 @@ class Settings:
 
         .. math:: K \frac{p_k(x)^β}{\sum_j p_j(x)^β} \cdot \frac{\sum_l p_l^{te}(x)}{p_k(x)}
 
-        where p_k are the training and p_l^te the test distributions of K clients. 0 is FTW-ERM, in
-        which the rows of each client alone represent the target. With 1, a row has the same weight
-        at every client, and the weight is large only in regions where no client has many training
-        rows (`fedshift.core.weights.log_share`). Pooling needs three things: an objective with one
-        target ("ftw", "focus:…"); a ratio that also gives training distributions ("exact",
-        "federated-auto", "federated-mlls", "multi-source"); and clients that participate equally
-        often. The weights must multiply the loss or set the sampling probabilities. They cannot
-        adjust logits (see `importance` of `plan`). With local steps, a larger β makes the models
-        of the clients drift apart, because the clients minimise different objectives.
+        where p_k are the training and p_l^te the test distributions of K clients. With 0
+        (FTW-ERM), the weighted rows of each single client represent the whole target. With 1, the
+        weight of a row does not depend on the client that holds it, and is large only where no
+        client has many training rows (`fedshift.core.weights.log_share`). Pooling needs three
+        things: an objective with one target ("ftw", "focus:…"); a ratio that also gives training
+        distributions ("exact", "federated-auto", "federated-mlls", "multi-source"); and clients
+        that participate equally often. The weights must multiply the loss or set the sampling
+        probabilities. They cannot adjust logits (see `importance` of `plan`). With local steps, a
+        larger β makes the models of the clients drift apart, because the clients minimise different
+        objectives.
     weighting : Weighting
     model : str, module or callable
         See `fedshift.learn.models.build`.
@@ -55,8 +56,8 @@ class Settings:
     loss : {"cross-entropy", "squared"}
     validation : float
         Share of the training rows of each client that is held out for importance-weighted
-        validation. The weights of these rows come from the ratios, without the flattening and
-        without the `min_ess` of `weighting`. Test labels are not used.
+        validation. The weights of these rows come from the ratios; `flatten` and `min_ess` of
+        `weighting` do not apply to them. Test labels are not used.
     patience : int, optional
         Stop after this many checks without a lower validation loss. Needs `validation`.
     choose : {"last", "best"}

@@ -432,7 +432,7 @@ class TestPooling:
             with pytest.raises(InputError, match=r"pooling must be an exponent in \[0, 1\]"):
                 weights_of_clients(fed, "multi-source", pooling=wrong)
         for objective in ("fitw", f"no-shift:{fed[0].name}"):
-            with pytest.raises(InputError, match=r"one target for all clients.*leave pooling"):
+            with pytest.raises(InputError, match=r"have the same target.*leave pooling"):
                 weights_of_clients(fed, "exact", objective=objective, pooling=0.5)
         assert weights_of_clients(fed, "exact", objective="erm", pooling=0.5) is None
 
@@ -441,7 +441,7 @@ class TestPooling:
         [
             ({"pooling": 1.5}, r"pooling must be an exponent in \[0, 1\]; got 1.5"),
             ({"pooling": True}, "pooling must be an exponent"),
-            ({"pooling": 0.5, "objective": "fitw"}, "one target for all clients"),
+            ({"pooling": 0.5, "objective": "fitw"}, "all clients have the same target"),
             (
                 {"pooling": 0.5, "plan": fs.FedSGD(client_weights={"client-1": 2.0})},
                 "equally often.*got client_weights",

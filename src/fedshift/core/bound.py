@@ -14,8 +14,8 @@ and a cell with few source rows may overestimate it. Minimum counts, smoothing, 
 limits guard against such cells.
 
 The paper's convergence lemma needs many rows *per cell* while the cells shrink. In high dimension
-no partition of the space satisfies that. Cells that are intervals of a one-dimensional score do
-(`fedshift.ratio.ScoreBound`).
+that is impossible for cells that are small in every direction. It is possible for cells that are
+intervals of a one-dimensional score (`fedshift.ratio.ScoreBound`).
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def effective_rows(sample: Sample) -> float:
 
     The numbers of copies of the distinct rows are divided by their greatest common divisor: 300
     distinct rows, each repeated twice, are 300 rows. In a pool of distributions of unequal size,
-    rows have different weights; the number of rows is then at most 1 / (the smallest weight of a
-    distinct row).
+    rows have different weights. The result is then the smaller of the number of rows and 1 / (the
+    smallest weight of a distinct row).
 
     Examples
     --------
@@ -156,7 +156,8 @@ def ratio_limit(
     n_targets : int
         K, the number of target distributions.
     confidence : float
-        Probability that the limit holds for one cell. It does not hold for all cells at once.
+        Probability that the limit holds for one cell. The limits of all cells hold together with a
+        lower probability.
     side : {"upper", "lower"}
 
     Examples

@@ -121,7 +121,7 @@ def pu(c: float) -> Divergence:
     and f' = C (log z − log(1 − z)).
     """
     if not c > 0:
-        raise InputError(f"'pu' needs C > 0; got {c}; set C = 1 / a bound on the ratio, or bound=")
+        raise InputError(f"'pu' needs C > 0; got {c}; pass bound= (on the ratio), or C = 1 / bound")
     log_c = math.log(c)
 
     def log1m(s: Tensor) -> Tensor:  # log(1 − C eˢ); the floor keeps the edge finite

@@ -27,8 +27,8 @@ UNITS = (2.0**-700, 2.0**700)
 def square_sums(deviations: Float64Array, unit: float | Float64Array = 1.0) -> Float64Array:
     """Sum of (d / unit)² over the rows of each column, without NaN.
 
-    d are the `deviations`, one column per quantity. The sum is above 0 if any deviation of the
-    column is not 0, so that `unit_for` can detect underflow.
+    d are the `deviations`, one column per quantity. A square that underflows to 0 is replaced by
+    the smallest positive number, so that `unit_for` can detect the underflow.
 
     Examples
     --------

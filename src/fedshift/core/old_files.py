@@ -72,10 +72,10 @@ def modern_method(recipe: str, method: str) -> str:
 
 
 def modern_recipe(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a recorded recipe with today's names, and separately its settings that are removed.
+    """Return a recorded recipe with today's names, and its removed settings as a mapping.
 
-    The removed settings are a mapping from keys such as "train.flattenings" to values. A removed
-    setting with its default value had no effect, so it is dropped from both.
+    Removed settings no longer exist in fedshift. Keys of the mapping are like "train.flattenings".
+    A removed setting with its default value had no effect, so neither result has it.
     """
     recipe: dict[str, Any] = _renamed(table)
     removed = {}

@@ -56,8 +56,8 @@ def log_share(log_densities: npt.ArrayLike, own: int, pooling: float) -> Float64
 
     ℓ is the loss. With β = 0 there is no pooling: every α_k(x) is 1. β = 1 is the balance heuristic
     of multiple importance sampling (Veach and Guibas 1995): all weights become K q(x) / Σ_j p_j(x),
-    large only where *no* client has rows. For β between 0 and 1, a client's rare rows get less
-    weight the more rows other clients have there.
+    large only where *no* client has rows. For β between 0 and 1, a row that is rare at its client
+    gets less weight the more common such rows are at other clients.
 
     Parameters
     ----------

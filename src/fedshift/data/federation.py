@@ -253,7 +253,7 @@ class Federation:
         return {c.name: c.test_x for c in self.clients}
 
     def targets(self, client: str, goal: Goal = "all") -> Mapping[str, FloatArray]:
-        """Return the test rows of the clients in the target, as `fit(target=...)` takes them.
+        """Return the test rows that a client targets, by client, as `fit(target=...)` takes them.
 
         Parameters
         ----------

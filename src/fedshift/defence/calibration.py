@@ -9,11 +9,12 @@ L = −log `fedshift.core.label.FLOOR`. So the sums of an honest site are bounde
 .. math:: -w_c ≤ s_c ≤ W - w_c, \quad Σ_c s_c = 0, \quad |s_0| ≤ L W, \quad
           0 ≤ H_{cc} ≤ W / 4, \quad 0 ≤ H_{00} ≤ L^2 W / 4.
 
-Within these bounds a site could still bias the calibration, with a slope that never shrinks. The
+Within these bounds a site could still bias the calibration by a long slope in every step. The
 slopes of honest sites differ little in length. So no slope may be longer than `APART` times a
 reference length. In each step the median length over sites is computed, and the reference length is
-the smallest of these medians so far. Earlier steps matter because a hostile site makes the slopes
-of the other sites longer. A longer median must not allow that site a longer slope.
+the smallest of these medians so far. Medians of earlier steps count because a hostile site can make
+the slopes of honest sites longer in later steps. A longer median must not allow the hostile site a
+longer slope.
 """
 
 from __future__ import annotations

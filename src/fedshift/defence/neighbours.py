@@ -88,7 +88,7 @@ class PoolDistances:
     def nearest_other(self, name: str, without: str | None = None) -> Float64Array:
         """Distance from every row to the nearest row of another pool or of the reference.
 
-        The pool `without` is left out.
+        If `without` is the name of a client, its pool is not searched.
         """
         there = [self._between[name, b].min(axis=1) for b in self.pool if b not in (name, without)]
         there += [d.min(axis=1) for n, d in self._to_reference.items() if n == name]

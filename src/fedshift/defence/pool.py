@@ -62,9 +62,9 @@ class PoolDefence:
     clients come to them.
     An honest client whose rows lie several standard deviations from all others is also left out;
     the report states why. A pool that imitates another real distribution, such as the training
-    distribution, cannot be distinguished from an honest one. It is only one of
-    the test distributions in the numerator of the ratio, which has one for each client.
-    `fedshift.defence.ratios` limits its effect.
+    distribution, cannot be distinguished from an honest one. Its effect is limited: the numerator
+    of the ratio is the sum of the test distributions of all clients, and
+    `fedshift.defence.ratios` limits what each of them adds.
 
     Attributes
     ----------

@@ -31,8 +31,8 @@ class RatioDefence:
 
     1. The largest ratio of a distribution is at most `multiple` times the lower median of the
        distributions' largest ratios. If this median is below 1 (most distributions have little mass
-       on the client's rows), the limit is `multiple` itself. Otherwise, if only one honest client
-       had deployment rows similar to this client's rows, its true ratios would be cut.
+       on the client's rows), the limit is `multiple` itself. Without this exception, true ratios
+       would be cut if only one honest client had deployment rows similar to this client's rows.
     2. The mean ratio of a distribution over the client's rows is at most `mass`. For the true
        ratios, this mean is at most 1 in expectation: E_k r_lk ≤ 1, with E_k the expectation
        under p_k^tr.

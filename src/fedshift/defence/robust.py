@@ -37,8 +37,8 @@ class Robust:
     A shortened update can still point the wrong way. Clipping limits the effect of one client in a
     round to that of `multiple` ordinary updates. With ``multiple=1`` the longer half of the updates
     is shortened a little every round, whether or not these clients are honest. A larger multiple
-    shortens fewer updates and gives one client more influence (``benchmarks/attacks.py`` prints the
-    cost of both).
+    shortens fewer updates but gives one client more influence. ``benchmarks/attacks.py`` compares
+    the accuracy with limits of one and two medians.
 
     Attributes
     ----------
@@ -155,8 +155,8 @@ def combine(
     With rule "mean", and if no update is shortened or left out, the result equals
     ``out += float(part) * update`` in a loop over clients, bit for bit. Other rules estimate the
     mean with weights part_k / Σ part and multiply it by Σ part over all clients. Updates that are
-    not finite are left out. If an update is left out, the result of "mean" is multiplied by Σ part
-    over all clients / Σ part over the others. So the server's step does not get shorter.
+    not finite are left out. If updates are left out, the result of "mean" is multiplied by (Σ part
+    over all updates) / (Σ part over those that remain). So the server's step does not get shorter.
 
     Parameters
     ----------

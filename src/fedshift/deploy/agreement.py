@@ -58,7 +58,7 @@ _PLAIN = ("clients", "shape", "classes", "minimum", "deadline", "tries")
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """A recipe, and the task with which server and sites run the recipe in a deployment.
+    """What server and sites agree on: a recipe, and the settings for its deployment (the task).
 
     Attributes
     ----------

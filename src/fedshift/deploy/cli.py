@@ -51,8 +51,8 @@ def add(commands: Commands) -> None:
         local.add_argument(flag, action=action, default=True, help=text)
     out = "folder for task, sites, logs and results (default: fedshift-deploy)"
     local.add_argument("--out", type=Path, default=Path("fedshift-deploy"), help=out)
-    rules = "settings for [privacy] in each site's file, like noise=4.0 min_rows=50 (default: the"
-    local.add_argument("--privacy", **_PAIRS, help=f"{rules} task's disclosure level)")
+    rules = "settings for [privacy] in each site's file, like noise=4.0 min_rows=50 (default: only"
+    local.add_argument("--privacy", **_PAIRS, help=f"{rules} the task's disclosure level is set)")
     limit = "seconds after which an unfinished run is stopped (default: 3600)"
     local.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help=limit)
     local.set_defaults(command=_local)

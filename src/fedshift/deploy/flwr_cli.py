@@ -54,8 +54,8 @@ def check_installation() -> None:
     FlowerMissing
         If Flower is missing.
     DeployError
-        If Flower is too old, or if the installed fedshift is older than the plugin and does not
-        register it.
+        If Flower is too old, or if fedshift was installed at a version without the plugin, so that
+        the plugin is not registered.
     """
     try:
         version = metadata.version("flwr")

@@ -14,7 +14,7 @@ ADVICE: dict[str, tuple[str, str]] = {
         "federated-mlls",
         "it trains a classifier on labelled rows and estimates class proportions of test rows",
     ),
-    "none": ("multi-source", "it works for any shift type, and other sites may have another one"),
+    "none": ("multi-source", "it works for any shift type, and other sites may have a shift"),
     "inconclusive": ("multi-source", "this ratio kind works for any shift type"),
 }
 #: for every other shift type

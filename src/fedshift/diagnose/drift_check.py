@@ -174,9 +174,9 @@ def drift(
 ) -> Drift:
     """Compare new deployment rows with the earlier rows that the weights were estimated from.
 
-    The test, the effect size and the bound on false alarms are the same as in `diagnose`. A shift
-    with an AUC below `smallest` is a reason to keep the weights: small changes of the
-    distributions change the ratios little.
+    The test, the effect size and the bound on false alarms are the same as in `diagnose`. If the
+    AUC of a shift is below `smallest`, keep the weights: small changes of the distributions change
+    the ratios little.
 
     Parameters
     ----------

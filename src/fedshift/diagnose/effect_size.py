@@ -153,9 +153,9 @@ def auc_and_error(score: Float64Array, target: BoolArray) -> tuple[float, float]
 def auc_of_correlation(correlation: float, spread: float) -> float:
     """Convert the correlation of a score with the target indicator to the AUC of two Gaussians.
 
-    The indicator is 1 for target rows and 0 for source rows. `spread` is the mean
-    variance of the indicator, given the variables that the score is adjusted for, if any. With no
-    such variables and equally many source and target rows, `spread` is ¼.
+    The indicator is 1 for target rows and 0 for source rows. `spread` is its variance, for example
+    ¼ with equally many source and target rows. If the score was adjusted for other variables,
+    `spread` is the mean of the indicator's variance given these variables.
 
     Examples
     --------

@@ -38,8 +38,9 @@ class Finding:
     ----------
     question : str
         Which distributions are compared: p(x) for "inputs", p(y) for "labels", p(y | x) for "labels
-        given inputs", p(x | y) for "inputs given labels". "… after label weights": label shift is
-        first corrected, by drawing source rows with a probability that depends on their class.
+        given inputs", p(x | y) for "inputs given labels". Before a comparison "… after label
+        weights", label shift is corrected: source rows are drawn with a probability that depends
+        on their class.
     source_rows, target_rows : int
         Numbers of rows that the test used, each at most the argument `rows` of `diagnose`.
     p, adjusted : float
@@ -48,8 +49,8 @@ class Finding:
     auc, low, high : float
         Held-out AUC of a classifier that separates source from target, with a 95 % interval; ½
         means no difference. For p(y), the AUC is computed from the total variation between the
-        label distributions; for p(y | x), from the correlation of a classifier's score with source
-        or target.
+        label distributions; for p(y | x), from the correlation of a classifier's score with the
+        indicator of target rows (0 or 1).
     draws : int
         Random draws behind the p-value, which is at least 1 / (1 + draws).
     level, smallest : float

@@ -125,8 +125,8 @@ def overlap(pair: Pair, budget: Budget, *, rows: int | None = None) -> Overlap:
     pair : Pair
     budget : Budget
     rows : int, optional
-        Number of source rows before some were drawn at random for the test; `ess` is scaled up to
-        this number.
+        Number of all source rows, if the pair has only some of them, drawn at random. `ess` is then
+        multiplied by `rows` / (source rows in the pair).
     """
     source, target = pair.z[~pair.target], pair.z[pair.target]
     if source.shape[1] == 0:

@@ -53,10 +53,10 @@ def diagnose(
         Smallest AUC that matters. If the best classifier separates two distributions with this AUC,
         the mean of any loss in [0, 1] differs by at most 2 AUC − 1 between them.
     rows : int
-        Most source rows, and most target rows, that a test uses, drawn at random. More rows take
-        longer and only make smaller differences significant. With more than about five sites,
-        fewer rows are used (at least 1000): more tests need smaller p-values and so more draws, and
-        fewer rows keep the duration in bounds.
+        A test uses at most this many source rows and this many target rows, drawn at random. More
+        rows take longer and only make smaller differences significant. With more than about five
+        sites, fewer rows are used (at least 1000): more tests need smaller p-values and so more
+        draws, and fewer rows keep the duration in bounds.
     features : mapping, optional
         The original feature of each encoded column, for one-hot columns.
 

@@ -72,7 +72,7 @@ class ShiftType:
         The tests that decided. Their p-values are not adjusted, because they run only after a shift
         was found.
     label_distribution : tuple of float or None
-        Label distribution of the target by class number, estimated without its labels (MLLS).
+        Label distribution of the target by class number, estimated without its labels (`MLLS`).
     reason : str
         Why the type is inconclusive, else empty.
     """
@@ -158,7 +158,8 @@ def without_labels(pair: Pair, y: IntArray, finding: Finding, budget: Budget) ->
 def label_ratio(pair: Pair, y: IntArray, budget: Budget) -> tuple[Float64Array, Float64Array]:
     """Estimate p_target(y) / p_source(y) and p_target(y), each (k,), from unlabelled target rows.
 
-    The method is MLLS. Classes with fewer than 5 source rows (`RARE`) share one ratio.
+    The method is maximum likelihood (`MLLS`). Classes with fewer than 5 source rows (`RARE`) share
+    one ratio.
     """
     source, target = pair.z[~pair.target], pair.z[pair.target]
     if source.shape[1] == 0:

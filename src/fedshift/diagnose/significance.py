@@ -129,5 +129,5 @@ def significance(
 
 
 def draws_for(tests: int, level: float) -> int:
-    """Return a number of draws that lets p-values of `tests` tests pass Holm's correction."""
+    """Return how many draws make p-values small enough for Holm's correction of `tests` tests."""
     return max(199, math.ceil(2.0 * tests / level) - 1)

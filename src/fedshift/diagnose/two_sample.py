@@ -54,7 +54,7 @@ class Budget:
     Attributes
     ----------
     rows : int
-        Most source rows, and most target rows; they are drawn at random.
+        Largest number of source rows, and of target rows; from more rows, this many are drawn.
     draws : int
         Number of draws under the null hypothesis, no shift. The smallest p-value is 1 / (1 +
         draws).

@@ -106,10 +106,10 @@ class MethodRow:
     def verdicts(self) -> dict[str, str]:
         """Verdicts on our figures, by name; empty if no figures are published.
 
-        Names are "mean" and, if published, "worst", "best" and the names of clients. If the
-        published figures are of the best iterate and all our runs recorded theirs, then "worst",
-        "best" and clients are compared at our best iterate. A further entry, "best iterate", is
-        then the verdict on our mean at that iterate.
+        Names are "mean" and, if published, "worst" and "best" (client) and the names of clients.
+        Published figures can be of the best iterate. If all our runs recorded their best iterate,
+        the verdicts on clients then use it. "mean" uses our last iterate, and a further entry,
+        "best iterate", is the verdict on our mean at the best iterate.
         """
         theirs = self.published
         if theirs is None:
@@ -298,8 +298,8 @@ def compare(
     Parameters
     ----------
     folders : sequence of path
-        Folders of a run, a method, a recipe, or any above, also with files of `fedshift pack` in
-        them; or such files.
+        Folders of a run, a method or a recipe, or parent folders, also with files of `fedshift
+        pack` in them; or such files.
     published : bool
         Add published figures: those of the recipe that comes with fedshift, else those that the
         runs recorded.

@@ -1,4 +1,4 @@
-"""Recipes: experiments as values that are read from and written as TOML.
+"""Recipes: descriptions of experiments, read from TOML files and written to them.
 
 ::
 
@@ -81,7 +81,7 @@ _WORD = r"[A-Za-z0-9][A-Za-z0-9_+-]*"
 
 @dataclass(frozen=True)
 class ModelSpec(Spec):
-    """A model by name, with options: a callable that `fedshift.learn.models.build` accepts."""
+    """Name and options of a model; can be called, so `fedshift.learn.models.build` accepts it."""
 
     def check(self, place: Location) -> None:
         """Raise unless the model and its options exist."""
@@ -446,7 +446,10 @@ class Recipe:
 
     @classmethod
     def recorded(cls, text: str, *, file: str) -> Recipe:
-        """Read the recipe.toml of a run, also from an earlier version of fedshift (`removed`)."""
+        """Read the recipe.toml of a run, also of a run with an earlier version of fedshift.
+
+        Settings that no longer exist are kept in `removed`.
+        """
         table, removed = modern_recipe(_table_of(text, file))
         return replace(cls.of(table, Location(file)), removed=removed)
 

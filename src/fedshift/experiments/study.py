@@ -1,4 +1,4 @@
-"""Studies: published tables and figures that need no training, as values read from TOML.
+"""Studies: published tables and figures that need no training, described in TOML files.
 
 They are those of Ramezani-Kebrya et al. (TMLR 2023), called "the paper" here.
 
@@ -160,7 +160,7 @@ def _part(
 
 @dataclass(frozen=True, kw_only=True)
 class Eigenvalues(Study):
-    """The ratios √(λ'_i / λ_i) of every client, and how many let the paper's theorem 2 apply.
+    """The ratios √(λ'_i / λ_i) of every client, and how many meet the condition of theorem 2.
 
     λ_i and λ'_i are the i-th largest eigenvalues of the second moments of training and test rows
     (`fedshift.theory.eigenvalue_check`).

@@ -40,7 +40,7 @@ class Location:
         return f"{self.file}, [{self.table}]" if self.table else self.file
 
     def unknown(self, key: str, known: Collection[str], value: object = None) -> InputError:
-        """Return the error for an unknown key; an old key is named with its new name."""
+        """Return the error for an unknown key; for a renamed key, it gives the new name."""
         new = RENAMED_KEYS.get(key, "")
         if new.isidentifier():
             setting = new if value is None else f"{new} = {json.dumps(value, default=str)}"

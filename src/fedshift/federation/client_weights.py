@@ -274,7 +274,7 @@ def estimate_log_ratios_for(
     ledger : Ledger, optional
         Ledger to which the bytes and rows that leave the clients are added.
     reasons : list of str, optional
-        List to which the reason is appended why "federated-auto" chose its method.
+        "federated-auto" appends the reason for its choice to this list.
     """
     ledger = Ledger() if ledger is None else ledger
     out = {c.name: np.zeros(len(c.x)) for c in federation}

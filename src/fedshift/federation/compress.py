@@ -87,7 +87,7 @@ def show(scheme: Compression, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def unit(scheme: Compression, vector: Tensor) -> float:
-    """Return the number of which every entry compressed by QSGD is a multiple; 0 without QSGD."""
+    """Return the unit of QSGD: compressed entries are whole multiples of it; 0 without QSGD."""
     if not isinstance(scheme, QSGD):
         return 0.0
     return float(torch.linalg.vector_norm(vector) / scheme.levels)

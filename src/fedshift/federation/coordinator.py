@@ -127,7 +127,7 @@ class Coordinator:
         return out
 
     def require(self, what: str, replies: Mapping[str, Any], least: int | None = None) -> None:
-        """Raise if fewer than `least` sites sent a valid reply in a step whose result all need.
+        """Raise if fewer than `least` sites sent a valid reply in a step that all sites depend on.
 
         By default `least` is the task's `minimum`.
         """

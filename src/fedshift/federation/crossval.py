@@ -73,10 +73,10 @@ class CrossFittedModel:
 def make_folds(labels: Mapping[str, npt.NDArray[Any]], *, count: int, seed: int) -> Folds:
     """Assign every row to one of `count` folds.
 
-    The rows of each class, of all clients together, are spread evenly over the folds. So each
-    client may have only one row of a class: whichever fold is held out, the other folds still have
-    rows of this class. For this, clients send their class counts. In regression, all rows count as
-    one class.
+    The rows of each class, of all clients together, are spread evenly over the folds. So it is
+    enough if each client has one row of a class: whichever fold is held out, the other folds still
+    have rows of this class. For this, clients send their class counts. In regression, all rows
+    count as one class.
     """
     begin: dict[Any, int] = {}
     out = {}

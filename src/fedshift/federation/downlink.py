@@ -18,7 +18,7 @@ DOWNLINK = {"params": "params", "stats": "stats", "c": "control"}
 
 
 class Downlink:
-    """Computes what the server sends, and stores of which round each site has the parameters.
+    """Computes what the server sends, and records which round's parameters each site has.
 
     Without `Plan.broadcast` every site receives all parameters in every round. With
     `Plan.broadcast`, a site that replied in the last round receives the compressed change of the

@@ -225,7 +225,7 @@ class FlowerTransport:
     ) -> Iterable[tuple[str, Message | str]]:
         """Send requests, and yield replies as they arrive until the deadline.
 
-        A reply of more than `limit` bytes is not read. By then the reply was received in full,
+        A reply of more than `limit` bytes is not read. It has been received in full nevertheless,
         because Flower delivers only whole messages.
         """
         nodes = self._nodes(requests, deadline)

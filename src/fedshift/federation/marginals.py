@@ -53,8 +53,8 @@ class FederatedMLLS(BaseEstimator):
        weight 1 / (C p_k(y)), with C the number of classes. The client knows p_k from its own
        labels. In this step only gradients leave the clients.
     2. The classifiers are calibrated on held-out rows with the same weights. The calibration has
-       one temperature and one bias for every class (bias-corrected temperature scaling). If
-       cross-validation on these rows shows that it helps, a C × C matrix is added (see
+       one temperature for all classes and a bias for each class (bias-corrected temperature
+       scaling). If cross-validation on these rows shows that it helps, a C × C matrix is added (see
        `calibration`). Clients send only sums over rows: the sum of the weights of each class, the
        sum of the scores and, for every step of the fit, the sums of the loss and of its gradient.
     3. Every client estimates its test label distribution by maximum likelihood

@@ -161,7 +161,7 @@ class Message:
         return value
 
     def array(self, name: str, shape: tuple[int, ...] | None = None, kind: str = "f") -> Array:
-        """Return an array after checks of its shape and type, and whether all values are finite.
+        """Check an array's shape and type and that all its values are finite, and return it.
 
         Parameters
         ----------

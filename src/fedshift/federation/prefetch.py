@@ -30,8 +30,8 @@ class Draws:
     crops : Tensor (rounds, R, m, steps, B, 3), optional
         Shifts and flip of every image (`fedshift.learn.augment.crops`).
     keep : Tensor (rounds, R, m, steps), optional
-        With mixup: share of each row of a batch in its own blend. The row that it is blended with
-        has 1 − share.
+        With mixup: each row of a batch is blended with another row. `keep` is the share of the row
+        itself, the same for all rows of a batch. The other row has 1 − `keep`.
     """
 
     who: Tensor

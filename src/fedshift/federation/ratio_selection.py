@@ -83,16 +83,16 @@ class FederatedAuto(BaseEstimator):
        density ratios nor to estimate the test label distributions. (The classifier of labels is
        calibrated on all training rows.) All clients have the same total weight. The training rows
        of a client together weigh as much as its test rows. Sums leave the clients.
-    3. Label distributions are taken unless the log loss of density ratios is lower by more than
-       each of two margins: half a standard error of the paired difference (`shift_type.DOUBT`),
-       and 5 % (`AHEAD`) of the amount by which the log loss of density ratios is below that of
-       "no shift".
+    3. Density ratios are taken if their log loss is clearly lower. The difference to label
+       distributions must exceed half a standard error of the paired difference
+       (`shift_type.DOUBT`), and also 5 % (`AHEAD`) of the difference to "no shift". Otherwise label
+       distributions are taken.
 
     If only one of the two methods can be fitted, it is taken, and `reason_` says why. Density
-    ratios are taken if labels are numbers, if there are fewer than two classes, if a class occurs
-    only at clients that have a single training row, or if the classifier of labels cannot be
-    trained. Label distributions are taken if a client has fewer than two distinct training or test
-    rows. Test labels are never used.
+    ratios are taken in regression, if there are fewer than two classes, if a class occurs only at
+    clients that have a single training row, or if the classifier of labels cannot be trained. Label
+    distributions are taken if a client has fewer than two distinct training or test rows. Test
+    labels are never used.
 
     Fails under joint shift, and where labels shifted at one client and inputs at another: all
     clients get the method that is better on average. Fails where p(y | x) changed and p(x) did
@@ -296,9 +296,9 @@ class FederatedAuto(BaseEstimator):
 def choose(label: Explanation, covariate: Explanation) -> tuple[ShiftTypeName, str]:
     """Return the shift type whose ratios to take, and the reason.
 
-    Label distributions are taken unless the log loss of density ratios is lower by more than each
-    of two margins: half a standard error (`DOUBT`), and 5 % (`AHEAD`) of the amount by which the
-    log loss of density ratios is below that of "no shift".
+    Density ratios are taken if their log loss is clearly lower. The difference to label
+    distributions must exceed half its standard error (`DOUBT`), and also 5 % (`AHEAD`) of the
+    difference to "no shift". Otherwise label distributions are taken.
 
     Returns
     -------

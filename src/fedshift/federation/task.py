@@ -513,9 +513,9 @@ def split_weights(
 ) -> tuple[Float64Array, Float64Array]:
     """Split a client's weights into log means by class (classes,) and row weights (n,) of mean 1.
 
-    Log means differ by at most 7 (`LIMIT`) from the log of the mean weight of all rows. A larger
-    difference is cut to 7. What is cut off multiplies the weights of this class's rows; then all
-    row weights are scaled to mean 1.
+    The log mean of a class is cut where it differs by more than 7 (`LIMIT`) from the log of the
+    mean weight of all rows. The weight of a row is divided by exp(cut log mean) of its class. Then
+    all row weights are scaled to mean 1.
     """
     count = np.bincount(y, minlength=classes)
     mean = np.bincount(y, weight, minlength=classes) / np.maximum(count, 1)

@@ -65,8 +65,8 @@ def shares(random: Float64Array, mixup: float) -> Float64Array:
     """Return each row's own share in its blend with another row, in [½, 1].
 
     Shares have the distribution Beta(mixup, mixup). They are computed from uniform random numbers
-    in [0, 1), which are multiples of 2⁻⁵³. Rows i and j are each blended with the other, so a
-    share of a or of 1 − a gives the same pair of blends. The larger of the two is used.
+    in [0, 1), which are multiples of 2⁻⁵³. Rows i and j are each blended with the other, so the
+    shares s and 1 − s give the same pair of blends. The larger of the two is used.
     """
     share = betaincinv(mixup, mixup, random)
     return np.asarray(np.maximum(share, 1.0 - share))

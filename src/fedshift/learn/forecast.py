@@ -195,7 +195,7 @@ def forecast_error(
     Parameters
     ----------
     squares : mapping of client to (n_k,)
-        Squared errors on training rows of models that were fitted without these rows.
+        Squared errors on training rows, of predictions by models fitted without these rows.
     sizes : mapping of client to int
         Number of unlabelled rows of every site.
     weights : mapping of client to (n_k,), optional

@@ -227,7 +227,7 @@ def gate(
         Candidates that were refused before, and the reasons. Their reasons are reported, and their
         losses are not compared.
     rule : GateRule, optional
-        When a candidate passes; by default ``GateRule()``.
+        The conditions on which a candidate passes; by default ``GateRule()``.
 
     Examples
     --------

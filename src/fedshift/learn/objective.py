@@ -86,9 +86,10 @@ class Objective:
             )
 
     def check_pooling(self, pooling: Any) -> None:
-        """Raise an error unless `pooling` is in [0, 1], and 0 if clients have different targets.
+        """Raise an error if `pooling` is not in [0, 1], or above 0 and clients' targets differ.
 
-        Partial pooling means that a client's weights use the mixture of all training distributions.
+        The exponent `pooling` says how far a client's weights use the mixture of all training
+        distributions (`fedshift.Settings`).
         """
         if isinstance(pooling, bool) or not (
             isinstance(pooling, int | float) and 0 <= pooling <= 1
@@ -96,8 +97,8 @@ class Objective:
             raise InputError(f"pooling must be an exponent in [0, 1]; got {pooling!r}")
         if pooling and self.kind in ("fitw", "no-shift"):
             raise InputError(
-                "pooling needs one target for all clients, objective 'ftw' or 'focus:CLIENT'; got "
-                f"{str(self)!r} with pooling {pooling}; leave pooling out"
+                "pooling needs objective 'ftw' or 'focus:CLIENT', in which all clients have the "
+                f"same target; got {str(self)!r} with pooling {pooling}; leave pooling out"
             )
 
     def goal(self, client: str) -> Goal | None:

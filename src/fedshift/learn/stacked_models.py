@@ -155,8 +155,8 @@ class Looped(nn.Module):
     def bind_local(self, name: str, leaf: Tensor) -> None:
         """Replace a parameter by a tensor (clients, …) with one row per client.
 
-        A group can hold several clients, the same number in each group. It uses as many
-        consecutive rows of the tensor, one for each of its clients.
+        All groups have the same number of clients. A group uses consecutive rows of the tensor, one
+        for each of its clients.
         """
         key = name.replace(".", "__")
         self._parameters.pop(key, None)

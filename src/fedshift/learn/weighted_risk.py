@@ -110,8 +110,8 @@ def importance_weighted_risk(
     y : (n,)
         Labels.
     weight : (n,)
-        Importance weights: non-negative, not all 0, and not normalised, since their mean is the
-        client's share of the risk.
+        Importance weights: non-negative, not all 0. Do not normalise them: a client counts in the
+        risk of the federation in proportion to λ_k times the mean of its weights.
     loss : {"cross-entropy", "squared"}
         As in `evaluate`.
     share : float
@@ -126,8 +126,8 @@ def importance_weighted_risk(
     n = len(losses)
     if w.shape != (n,) or not bool(torch.isfinite(w).all()) or bool((w < 0).any()):
         raise InputError(
-            f"weight must be {n} finite numbers ≥ 0, one per row; got shape {tuple(w.shape)}, or "
-            "negative, NaN or infinite values; compute them with fedshift.Weighting"
+            f"weight must be {n} finite numbers ≥ 0; got shape {tuple(w.shape)}, smallest "
+            f"{w.numpy().min(initial=math.inf):.4g}, sum {w.sum():.4g}; see fedshift.Weighting"
         )
     if not (float(w.sum()) > 0 and 0 < share < math.inf):
         raise InputError(

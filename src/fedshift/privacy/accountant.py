@@ -122,7 +122,7 @@ class Stream:
 
     @property
     def uses(self) -> int:
-        """Largest number of batches that contained one row."""
+        """Number of batches that contained the most used row."""
         return min(self.made, self.paid)
 
     def on(self, first: int, steps: int) -> Stream:
@@ -182,8 +182,8 @@ class Accountant:
             σ in units of the clip; 0 means no noise.
         rows, batch : int
             Number of rows of the client and of a batch. If a batch mixes rows of several
-            distributions, give the two numbers (of all rows, and of rows in one batch) for the
-            distribution with the largest batch / rows.
+            distributions, pass the two numbers of one distribution: the one for which `batch`
+            divided by `rows` is largest.
         steps : int
             Number of batches to add.
         first : int, optional
@@ -278,7 +278,7 @@ class Accountant:
 def renyi_to_epsilon(divergence: Float64Array, orders: Float64Array, delta: float) -> float:
     r"""Return the smallest ε over orders (Canonne, Kamath and Steinke 2020, proposition 12).
 
-    The result is the least value, and at least 0, of
+    The result is the smallest value of the following, or 0 if that is negative:
 
     .. math:: D_\alpha + \log\frac{\alpha - 1}{\alpha} - \frac{\log\delta + \log\alpha}{\alpha - 1}
 

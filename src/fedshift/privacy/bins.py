@@ -10,9 +10,9 @@ over the cells m in which the client has enough rows (`fedshift.core.bound`). q_
 site l's test rows in cell m, and p(m) the share of the client's own training rows. The counts of
 training rows need not leave the client.
 
-A cell that a site hides because its count is small counts as 0. So the bound misses a peak of the
-ratio in a cell of few rows. Use few cells: if counts below c are hidden, n rows give at most n / c
-visible cells.
+Sites hide the counts of cells with few rows, and the bound uses 0 for them. So the bound misses a
+peak of the ratio in a cell of few rows. Use few cells: if counts below c are hidden, n rows give at
+most n / c visible cells.
 """
 
 from __future__ import annotations

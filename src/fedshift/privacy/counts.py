@@ -354,7 +354,7 @@ def _exact(epsilon: float) -> Fraction:
 def _checked(table: npt.NDArray[Any]) -> Counts:
     if table.size == 0 or table.dtype.kind not in "iu" or (table < 0).any():
         raise InputError(
-            f"counts must be whole numbers ≥ 0, at least one; got shape {table.shape} of "
+            f"counts must be a non-empty table of whole numbers ≥ 0; got shape {table.shape} of "
             f"{table.dtype}"
         )
     return table.astype(np.int64)

@@ -13,7 +13,7 @@ need a guarantee, stay at disclosure level 2 with noise.
 
 Generated rows differ from real rows, and generated images visibly so. A ratio between generated
 test rows and real training rows would measure that difference and not the shift. So generate
-test rows and training rows.
+both the test rows and the training rows, and estimate the ratio between the two.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class GaussianMixtureSampler:
     floor : float
         Least variance of a component, as a share of the column's variance.
     rows_each : int
-        Least number of rows per component; numbers of components that leave fewer are not tried.
+        Least number of rows per component. More components than this allows are not tried.
     folds : int
-        The rows are cut into this many parts, and one part is held out. The sampler uses the
-        smallest number of components whose held-out likelihood is within one standard error of the
-        best.
+        To choose the number of components, one of this many parts of the rows is held out. The
+        sampler uses the smallest number of components whose held-out likelihood is within one
+        standard error of the best.
 
     Attributes
     ----------

@@ -13,10 +13,10 @@ statistics. The coefficient of a row may depend only on that row and on public n
 the numbers of rows). A batch must be drawn independently of the rows' content, not in proportion to
 weights. Mixing rows (mixup) is not supported.
 
-All bits of the noise come from the operating system. Where the gradients of all rows are 0, the
-server sees only noise, from which it could infer the seed of a generator. The noise consists of
-floating-point numbers, whose last digits an attack could use. Only whole-number noise
-(`fedshift.privacy.counts`) resists such an attack.
+All bits of the noise come from the operating system. A generator with a seed would not be safe: if
+the gradients of all rows are 0 for some parameters, the server sees the noise alone and could infer
+the seed. The noise consists of floating-point numbers, whose last digits an attack could use. Only
+whole-number noise (`fedshift.privacy.counts`) resists such an attack.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RowLoss = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], Tensor]
 def row_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> RowLoss:
     """Return a function that computes the loss of one row, times the row's coefficient.
 
-    The function calls a model and a loss that work on many rows.
+    `model` and `loss` take a batch of rows; the function passes them a batch of one row.
 
     Parameters
     ----------
@@ -108,8 +108,8 @@ def private_gradient(
     batch_size : int, optional
         Divisor of the sum, a public number; by default B.
     generator : torch.Generator, optional
-        Generator on the CPU, for tests: its seed has 32 bits. Leave it out in real use; then the
-        noise comes from the operating system.
+        Generator on the CPU, for tests only: its seed has 32 bits and can be guessed. By default
+        the noise comes from the operating system.
     chunk : int
         Number of row gradients in memory at a time.
 

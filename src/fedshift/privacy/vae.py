@@ -67,7 +67,10 @@ class SmallVAE(nn.Module):
         return out
 
     def loss(self, x: Tensor, z: Tensor) -> Tensor:
-        """Return the negative objective per pixel value; z is standard normal noise."""
+        """Return the negative objective per pixel value.
+
+        Codes are mean + standard deviation · z, with z (n, latent) standard normal noise.
+        """
         mean, log_variance = self.encode(x)
         images = self.decode(mean + torch.exp(log_variance / 2) * z)
         size = x[0].numel()

@@ -46,9 +46,9 @@ class Auto(RatioEstimator):
     The parametric members are, simplest first: no shift; logistic regression; Gaussians with a
     shared covariance; logistic regression on columns and their squares, first sparse, then with a
     ridge; Gaussians with a covariance each; quadratic logistic regression. The simplest one whose
-    loss is close to the lowest of all candidates is chosen instead of the stack. Close means:
-    within `tolerance` standard errors of the paired difference, plus 1.5/N (1.5 nats in the loss
-    summed over all N rows). So noise alone does not lead to a complex model.
+    loss is close to the lowest of all candidates is chosen; if there is none, the stack is. Close
+    means: within `tolerance` standard errors of the paired difference, plus 1.5/N (1.5 nats in the
+    loss summed over all N rows). So noise alone does not lead to a complex model.
 
     New rows get the mean over the models of all folds. `log_ratio` recognises rows that `fit` has
     used: they get the log ratio of the model that was fitted without them, as in

@@ -318,9 +318,9 @@ class ScoreBound(Bound):
     With `confidence`, the bound is at least the upper Clopper-Pearson limit of the cautious cell.
 
     When it fails: the bound is too small if the ratio is largest on a set with almost no source
-    mass *and* none of these estimators fits. Pass a known bound to ``Neural(bound=...)`` instead,
-    or double its `slack`. A bound that is too large does not bias the ratio; a bound that is too
-    small biases it.
+    mass *and* none of these estimators fits. Then pass a known bound as ``Neural(bound=...)``, or
+    double the argument `slack` of `Neural`, which multiplies the bound. A bound that is too large
+    does not bias the ratio; a bound that is too small biases it.
 
     Parameters
     ----------

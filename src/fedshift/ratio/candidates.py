@@ -102,8 +102,8 @@ class Stack:
         One for each member, at least 0.
     intercept : float
     source, target : ndarray (n,), (n',)
-        Out-of-fold log ratios of the stack. For each row, the coefficients are fitted without the
-        row's fold, because with a coefficient for each member the stack would overfit.
+        Out-of-fold log ratios of the stack. For each row, the coefficients are also fitted without
+        the row's fold. Otherwise the held-out loss of the stack would be too low.
     saturation : Saturation or None
         Bounded calibration, or None if it does not lower the held-out loss enough.
     """

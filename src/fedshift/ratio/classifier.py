@@ -67,8 +67,9 @@ class Classifier(RatioEstimator):
     calibrate : bool
         Whether held-out scores calibrate the log ratio.
     folds : int
-        0 fits one model on all rows, uncalibrated. If there are more than 50,000 rows, any other
-        value fits one model without a tenth of the rows, and these rows calibrate the model.
+        Number of folds; every fold has a model that is fitted without it. With 0, one model is
+        fitted on all rows and not calibrated. With more than 50,000 rows and any value above 0, one
+        model is fitted on nine tenths of the rows, and the other tenth calibrates it.
     seed : int
         Seeds the folds and every ``random_state`` of the classifier that is None.
 
@@ -205,6 +206,6 @@ def _last(model: Any) -> tuple[str, Any, str]:
 
 
 def weight_keyword(model: Any) -> str | None:
-    """Return the keyword of `fit` for row weights, also through pipelines; None if not."""
+    """Return the argument of `fit` for row weights, also of a pipeline; None if it has none."""
     _, last, prefix = _last(model)
     return f"{prefix}sample_weight" if has_fit_parameter(last, "sample_weight") else None

@@ -87,8 +87,8 @@ def duality_gap(
 
     Here w are the row weights, and ∇f is `gradient`, the gradient of f divided by w. The maximum
     is over 0 ≤ d ≤ `bound` with `low` ≤ Σ w d ≤ `high`. To find it, d is set to `bound` row by
-    row, in order of increasing gradient. While the gradient is negative, this goes on until
-    Σ w d reaches `high`; after that, only until Σ w d reaches `low`. All other d are 0.
+    row, in order of increasing gradient: rows with a negative gradient until Σ w d reaches `high`,
+    then the other rows until Σ w d reaches `low`. All other d are 0.
     """
     order = np.argsort(gradient, kind="stable")
     g, capacity = gradient[order], bound * weight[order]

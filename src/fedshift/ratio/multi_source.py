@@ -250,8 +250,8 @@ class MultiSource(BaseEstimator):
     def source_log_ratio(self, source: Name = None, *, target: Names = None) -> Float64Array:
         """Return out-of-fold log ratios (n,) of a client's training rows, in the order of `fit`.
 
-        With fewer than two folds, one network fitted on all rows computes them. The arguments are
-        as in `log_ratio`.
+        With fewer than two folds, the log ratios are not out of fold: one network is fitted on all
+        rows. The arguments are as in `log_ratio`.
         """
         check_is_fitted(self, "row_shape_")
         k = self._position(source)
@@ -275,7 +275,7 @@ class MultiSource(BaseEstimator):
     def held_out_log_ratio(
         self, *, source: Name = None, target: Name = None
     ) -> tuple[Float64Array, Float64Array]:
-        """Return out-of-fold log ratios of one test over one training distribution.
+        """Return out-of-fold log ratios of one test distribution to one training distribution.
 
         They are computed at the rows of both distributions. The calibration of a row, like its
         network, is fitted without the row's fold. So these log ratios are an unbiased test of how

@@ -198,7 +198,7 @@ def verify_weights_used(learner: Any) -> None:
     with_weights = 1.0 if keyword is None else poison(**{keyword: weight})
     if with_weights > 0.02 and with_weights > 0.5 * poison():
         raise WeightsNotUsedError(
-            "learner must ignore rows of weight zero; got "
-            f"{type(learner).__name__}, whose predictions such rows change; use another learner; "
-            "if it wraps another learner, make it pass sample_weight on"
+            f"learner must ignore rows of weight zero; got {type(learner).__name__}, whose "
+            "predictions depend on the labels of such rows; use another learner; if "
+            f"{type(learner).__name__} wraps a learner, make it pass sample_weight on"
         )

@@ -1,4 +1,4 @@
-"""Ratio scores of a support vector machine, which single outlying rows hardly change."""
+"""Ratio scores of a support vector machine; a single outlying row hardly changes them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ def fit_tables(
         distributions (`fedshift.federation.shift_type`). "erm": no weights. Any other name of
         `fedshift.learn.objective.Objective`: the weights that this objective defines.
     ratio : see `fedshift.federation.client_weights`, optional
-        The source of weights. By default, the shift type of the unlabelled rows decides.
+        The source of weights. By default, it follows from the shift type that explains the
+        unlabelled rows best.
     model : {"auto", "linear", "mlp"}
         "auto" also tries a perceptron, by cross-validation, if there are at least 1000
         training rows.

@@ -154,8 +154,8 @@ class TableStudy:
     ) -> tuple[dict[str, Explanation], SiteLabelDistributions | None]:
         """Compare the shift types on unlabelled rows, and estimate label distributions.
 
-        For each shift type the result has the held-out log loss with which the density ratio that
-        the type implies separates test rows from training rows.
+        Each shift type implies a density ratio. The result has, for each type, the held-out log
+        loss of telling test rows from training rows by that ratio.
         """
         out: dict[str, Explanation] = {}
         distributions = None
@@ -338,5 +338,5 @@ def _by_goal(
 
 def _strange(covariate: Explanation, names: list[str]) -> dict[str, str]:
     """A doubt for each site whose unlabelled rows differ clearly from all training rows."""
-    doubt = "its rows look like no training row of any site"
+    doubt = "its rows differ clearly from the training rows of every site"
     return {n: doubt for n in names if covariate.losses[f"{n} test"].mean() < STRANGE}

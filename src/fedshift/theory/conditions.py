@@ -12,8 +12,9 @@ term (θ_i, σ² and μ_i not zero),
           V_i(w) \le V_i^{ERM} \iff w \Big(\frac{s - 1}{ξ} + 1\Big) \le 1.
 
 If ERM is also evaluated on test rows, λ' takes the place of λ. Then s is 1, and both inequalities
-hold for w = 1 only. So these conditions depend more on the change of distribution than on the
-weights. To find out whether weights help, use `fedshift.theory.weighting_helps`.
+hold for w = 1 only. So whether the paper's conditions hold depends more on the rows that ERM is
+evaluated on than on the weights. To find out whether weights help, use
+`fedshift.theory.weighting_helps`.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def printed_condition(problem: OneHot) -> Condition:
 def corrected_condition(problem: OneHot) -> Condition:
     """The condition that theorem 2's proof implies.
 
-    B and V of the weighted estimate are at most those of ERM on training rows. No weight meets the
-    condition where λ' > λ. Where λ' ≤ λ, w = 1 always meets it.
+    The condition is that both B and V of the weighted estimate are at most those of ERM on training
+    rows. No weight meets the condition where λ' > λ. Where λ' ≤ λ, w = 1 always meets it.
     """
     s, xi = _shift(problem)
     lower = _bias_limit(problem, s, equal=0.0)
@@ -111,8 +112,8 @@ def printed_counterexample(problem: OneHot) -> Condition:
 def corrected_counterexample(problem: OneHot) -> Condition:
     """The appendix's condition as its proof implies it.
 
-    B and V of the weighted estimate are at least those of ERM on training rows. No weight meets the
-    condition where λ' < λ. Where λ' ≥ λ, w = 1 always meets it.
+    The condition is that both B and V of the weighted estimate are at least those of ERM on
+    training rows. No weight meets the condition where λ' < λ. Where λ' ≥ λ, w = 1 always meets it.
     """
     s, xi = _shift(problem)
     upper = _bias_limit(problem, s, equal=np.inf)

@@ -34,7 +34,7 @@ class LossConstants:
     floor : float
         inf ℓ1 ≥ 0.
     c : float
-        C of the non-negative correction, below 1/sup r*.
+        C of the non-negative correction, at most 1/sup r*, with r* the true ratio.
     """
 
     l1: float
@@ -87,7 +87,7 @@ def loss_constants(
     low, high : float
         0 < low < high: the values the ratio model may take.
     c : float
-        C of the non-negative correction, at most 1/sup r*.
+        C of the non-negative correction, at most 1/sup r*, with r* the true ratio.
     of : {"ratio", "log ratio"}
         What the ratio model returns. Use "log ratio" for networks that return log ratios
         (r = exp of the output). L1 and L2 are then Lipschitz constants in the log ratio, so the

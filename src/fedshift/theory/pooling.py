@@ -12,10 +12,11 @@ is a sum over S, the clients drawn. It has mean Σ_l E_l ℓ for any β, and the
 
 Ē is the mean of E_k[w_k ℓ] over all clients. The first term comes from the rows within clients. It
 decreases with β if clients have similar numbers of rows, because rare rows get less weight. (The
-shares do not depend on n_k. So if a class is common on a client with few rows, its estimate still
-depends mostly on those few rows.) The second term comes from the draw of clients. It is 0 without
-pooling (β = 0), because the weighted loss of every client then has the target's mean. For β > 0
-clients represent different parts of the target. The second term is also 0 if all clients take part.
+shares do not depend on n_k. So if a class is common on a client with few rows, the loss of the
+class is still estimated mostly from those few rows.) The second term comes from the draw of
+clients. It is 0 without pooling (β = 0), because the weighted loss of every client then has the
+target's mean. For β > 0 clients represent different parts of the target. The second term is also 0
+if all clients take part.
 """
 
 from __future__ import annotations

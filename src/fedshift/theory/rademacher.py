@@ -200,8 +200,8 @@ def _linear_layers(network: nn.Module) -> list[nn.Linear]:
         if isinstance(part, nn.Linear):
             if layers and part.in_features != layers[-1].out_features:
                 raise InputError(
-                    f"network must be a chain of linear layers; got {layers[-1]} before {part}: "
-                    "sizes differ; fix them, or remove skip connections: the bound excludes them"
+                    f"network must be a chain of linear layers; got {layers[-1]} before {part}; "
+                    "make their sizes fit, or remove skip connections: the bound excludes them"
                 )
             layers.append(part)
         elif not isinstance(part, HOMOGENEOUS):

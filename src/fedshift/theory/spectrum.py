@@ -155,9 +155,9 @@ def eigenvalue_check(
 
     λ_i and λ'_i are the eigenvalues of training and test rows, n is the number of training rows and
     ρ the ridge. Under this condition *some* weight meets the theorem's printed condition on weights
-    (`fedshift.theory.printed_condition`). The check does not show which weight: the density ratio
-    never meets the printed condition in all directions. Besides, the printed condition is not
-    sufficient for weights to help.
+    (`fedshift.theory.printed_condition`). The check does not show which weight. It is not the
+    density ratio, which never meets the printed condition in all directions. Besides, the printed
+    condition is not sufficient for weights to help.
 
     Parameters
     ----------

@@ -206,7 +206,7 @@ def test_new_files(folder, encoded: Encoded) -> None:
     assert list(encoded.encoder.read(root / "u.csv")) == ["u"]
     (root / "v.csv").write_text(new.assign(site=["s"] * 5 + ["t"] * 15).to_csv(index=False))
     assert list(encoded.encoder.read(root / "v.csv")) == ["v"]
-    with pytest.raises(InputError, match="deployment rows; got train files only"):
+    with pytest.raises(InputError, match="needs a deployment file; got training files only"):
         encoded.encoder.read(folder({"w/train.csv": text}) / "w")
 
 

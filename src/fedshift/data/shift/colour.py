@@ -35,7 +35,7 @@ class ColourDistributions:
     The marginal ratio is that of p(x). It has the same formula, with the label before noise, z,
     instead of y, and with f + η − 2 f η instead of f.
 
-    Where every target distribution gives a row probability 0, the log ratio is −∞.
+    The log ratio is −∞ for a row that has probability 0 under every target distribution.
 
     Attributes
     ----------

@@ -78,8 +78,8 @@ class Labels:
 
         - "error": raise an error.
         - "shrink": multiply that side's whole table by one factor so that it fits; a positive
-          count stays at least 1. For example, the CIFAR-10 table of `paper` is its Fashion-MNIST
-          table shrunk by 5/6.
+          count stays at least 1. For example, the CIFAR-10 table of `paper` is the Fashion-MNIST
+          table times 5/6.
         - "reuse": let clients share the rows of that class. A client gets a row twice only if
           the class has fewer rows than the client alone needs.
 

@@ -134,7 +134,7 @@ def is_missing(text: str, markers: Collection[str] = ()) -> bool:
 
 
 def plain(text: str) -> str:
-    """Return a word as used in comparisons: with single spaces, a whole number without ".0"."""
+    """Return a word for comparison: repeated spaces become one, a whole number loses ".0"."""
     match = _WHOLE.fullmatch(text)
     return match.group(1) if match else " ".join(text.split())
 

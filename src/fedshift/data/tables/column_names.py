@@ -38,7 +38,10 @@ def align(tables: Sequence[TextTable], has_names: bool) -> tuple[list[TextTable]
 
 
 def match_names(table: TextTable, known: Collection[str]) -> TextTable:
-    """Return a table whose column names become known names from which they differ by case only."""
+    """Return a table in which a known name replaces a column name that differs only in case.
+
+    A name stays as it is if the table has the known name already, or if several names match.
+    """
     lacking = [k for k in known if k not in table.columns]
     here, there = (Counter(map(str.casefold, names)) for names in (table.columns, known))
     once = {k.casefold(): k for k in lacking if there[k.casefold()] == 1}

@@ -46,7 +46,7 @@ class Encoded:
     weights : mapping of site to ndarray (n,), optional
         The user's sample weights of training rows.
     sums : mapping of site to ColumnSums
-        The numbers and words that left each site to agree on the encoding.
+        The numbers and words that each site sent, so that all sites use the same encoding.
     notes : tuple of str
         The notes on reading the sites' tables, and the notes on the encoding.
     """

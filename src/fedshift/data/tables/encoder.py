@@ -181,7 +181,7 @@ class Encoder:
         notes = [*layout.notes]
         files = [f for f in layout.files if f.part != "train"]
         if not files:
-            raise InputError(f"{root} must hold deployment rows; got train files only; add them")
+            raise InputError(f"{root} needs a deployment file; got training files only; add one")
         for f in files:
             table = read_table(f.path, schema.settings, name=f.path.relative_to(folder).as_posix())
             notes += table.notes

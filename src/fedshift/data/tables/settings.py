@@ -135,7 +135,7 @@ class TableSettings:
                     )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that are set as plain values, which `of` reads."""
+        """Return all fields that are not empty, as plain values that `of` can read."""
         out = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)

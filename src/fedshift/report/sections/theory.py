@@ -1,4 +1,4 @@
-"""The eigenvalue check: along how many eigenvectors of the inputs weights can help."""
+"""The eigenvalue check: in how many directions of the inputs can weights help?"""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def theory(record: Mapping[str, Any]) -> Section:
     ]
     rows = [[*_holding(row), *(count(row.get(why)) for why in reasons)] for row in spectrum]
     caption = (
-        "A necessary condition is checked in each direction, an eigenvector of the second-moment "
-        "matrix of the inputs. Where it fails, theorem 2 of Ramezani-Kebrya et al. (TMLR 2023), "
-        "a bound on the risk of weighted ridge regression, applies to no weights; the table counts "
-        "these directions by reason. Where it holds, a gain is possible but not certain."
+        "Directions are the eigenvectors of the second-moment matrix of the inputs. Theorem 2 of "
+        "Ramezani-Kebrya et al. (TMLR 2023), a bound on the risk of weighted ridge regression, "
+        "needs a condition in each direction. Where it fails, no weights satisfy the theorem; "
+        "the table counts the reasons. Where it holds, a gain is possible but not certain."
     )
     return Section("theory", title, figure_of(table(head, rows, label=title, stack=True), caption))
 
