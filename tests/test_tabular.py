@@ -20,7 +20,8 @@ from fedshift.data import GaussianShift
 from fedshift.demo import digits_federation
 from fedshift.errors import InputError
 from fedshift.learn.gate import GateRule
-from fedshift.tabular import TabularOutcome, fit_tables
+from fedshift.outcome import TabularOutcome
+from fedshift.tabular import fit_tables
 
 MEANS = np.array([[0.0, 0.0, 0.0], [1.5, 0.0, 0.0], [0.0, 1.5, 0.0]])
 

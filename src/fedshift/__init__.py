@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from fedshift.federation.plan import TopK as TopK
     from fedshift.federation.ratio_selection import FederatedAuto as FederatedAuto
     from fedshift.learn import models as models
+    from fedshift.outcome import load as load
     from fedshift.ratio.multi_source import MultiSource as MultiSource
     from fedshift.ratio.reweight import Reweighter as Reweighter
     from fedshift.settings import Settings as Settings
     from fedshift.sites.flow import train as train
-    from fedshift.sites.store import load as load
     from fedshift.tabular import fit_tables as fit_tables
     from fedshift.workflow import run as run
 else:
@@ -50,11 +50,11 @@ else:
             "federation.ratio_selection": ("FederatedAuto",),
             "federation.marginals": ("FederatedMLLS",),
             "federation.plan": ("QSGD", "FedAvg", "FedSGD", "Optimizer", "Sign", "TopK"),
+            "outcome": ("load",),
             "ratio.multi_source": ("MultiSource",),
             "ratio.reweight": ("Reweighter",),
             "settings": ("Settings",),
             "sites.flow": ("train",),
-            "sites.store": ("load",),
             "tabular": ("fit_tables",),
             "workflow": ("run",),
         },

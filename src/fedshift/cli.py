@@ -349,7 +349,7 @@ def _print_notes(notes: Sequence[str], most: int = 12) -> None:
 
 
 def _write_record(record: Mapping[str, Any], path: Path) -> None:
-    from fedshift.experiments.records import write_json
+    from fedshift.core.files import write_json
 
     if path.suffix in (".html", ".htm"):
         from fedshift.core.files import write_text
@@ -364,8 +364,8 @@ def _write_record(record: Mapping[str, Any], path: Path) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
+    from fedshift.outcome.folder import RECORD
     from fedshift.report.build import write_report
-    from fedshift.sites.store import RECORD
 
     path = args.run / RECORD if args.run.is_dir() else args.run
     out = args.output or path.with_name("report.html")

@@ -19,9 +19,9 @@ from fedshift.experiments.records import check_writable
 from fedshift.federation.plan import FedSGD
 from fedshift.federation.ratio_selection import FederatedAuto
 from fedshift.learn.evaluate import predict
+from fedshift.outcome import Outcome
 from fedshift.report.comparison import Sheet, render
 from fedshift.settings import Settings
-from fedshift.workflow import Outcome
 from fedshift.workflow import run as train
 
 #: rows of the main class and of each other class of a client, for training and in deployment

@@ -22,9 +22,10 @@ from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import InputError, UnscaledColumns
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.learn.evaluate import Evaluation, predict
+from fedshift.outcome import Outcome
 from fedshift.settings import Settings
 from fedshift.training import score
-from fedshift.workflow import Outcome, run
+from fedshift.workflow import run
 
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 #: models that do not scale columns, and the largest ratio of scales without a warning

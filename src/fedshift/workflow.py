@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from torch import nn
 
 from fedshift.core.weights import Weights
 from fedshift.data.federation import Federation
 from fedshift.errors import FedshiftWarning, InputError
 from fedshift.federation.client_weights import Ratios, compute_weights, estimate_log_ratios
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.task import State, Task
-from fedshift.learn.evaluate import Evaluation
+from fedshift.outcome import Outcome
 from fedshift.settings import Settings, device_of
 from fedshift.training import (
     Watcher,
@@ -32,53 +27,6 @@ from fedshift.training import (
 
 #: log ratio above which a common factor is divided out
 HUGE = 600.0
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """A trained federation.
-
-    Attributes
-    ----------
-    task : Task
-    state : State
-        The last or the best state, as set by `Settings.choose`.
-    weights : mapping of client to Weights, or None for ERM
-    history : list of dict
-        An entry for each check: round, loss, seconds, and the validation loss and accuracy.
-    ledger : Ledger
-        What left the clients, for ratios and for training.
-    evaluation : Evaluation or None
-        Scores on the test rows; None without test labels.
-    stopped : str
-        Why training ended.
-    seconds : float
-        Duration of estimation, training and evaluation. If ratios come from `shared`, the
-        time that their estimation took is included.
-    reason : str
-        Why the estimator chose its ratios (`FederatedAuto.reason_`); empty for other estimators.
-    """
-
-    task: Task
-    state: State
-    weights: Mapping[str, Weights] | None
-    history: list[dict[str, Any]]
-    ledger: Ledger
-    evaluation: Evaluation | None
-    stopped: str
-    seconds: float
-    reason: str = ""
-
-    def model(self, client: str | None = None) -> nn.Module:
-        """Return the trained model in evaluation mode.
-
-        With local BatchNorm each client has its own model, and `client` names the one to return.
-        """
-        return self.task.module(self.state, client)
-
-    def __repr__(self) -> str:
-        status = "no test labels" if self.evaluation is None else self.evaluation.status
-        return f"Outcome({status}; {self.stopped})"
 
 
 def run(

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from fedshift.cli import main
+from fedshift.core.files import write_json
 from fedshift.errors import InputError
 from fedshift.experiments.archive import write
 from fedshift.experiments.compare import MethodComparison, compare, find, mean_interval
 from fedshift.experiments.published import ordering, verdict
 from fedshift.experiments.recipe import Published, Recipe
-from fedshift.experiments.records import RunFolder, fingerprint, write_history, write_json
+from fedshift.experiments.records import RunFolder, fingerprint, write_history
 
 TEXT = """
 title = "Mine | yours <b>"

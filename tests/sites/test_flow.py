@@ -16,8 +16,9 @@ import torch
 
 from fedshift.cli import main
 from fedshift.errors import InputError
+from fedshift.outcome import load
 from fedshift.report.build import build_report
-from fedshift.sites import examine, load, since, train
+from fedshift.sites import examine, since, train
 from fedshift.sites.flow import Trained
 
 

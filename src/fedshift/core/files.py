@@ -1,4 +1,4 @@
-"""Atomic writes, and a TOML reader.
+"""Atomic writes, and readers of JSON and TOML.
 
 A write is atomic if the file appears under its name only once it is complete.
 """
@@ -6,10 +6,12 @@ A write is atomic if the file appears under its name only once it is complete.
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import secrets
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,35 @@ def write_text(path: Path, text: str) -> Path:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
+
+
+def to_json(value: Any) -> str:
+    """Return a value as JSON, with null for NaN and infinity."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> Path:
+    """Write JSON, one key per line. An interrupted write leaves no partial file."""
+    lines = ",\n".join(f" {json.dumps(k)}: {to_json(v)}" for k, v in value.items())
+    return write_text(path, "{\n" + lines + "\n}\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None if the file is missing or damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def read_toml(path: Path, what: str, *, fix: str = "pass a TOML file in UTF-8") -> dict[str, Any]:

@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedshift.core.files import write_text
+from fedshift.core.files import read_json, write_text
 from fedshift.core.old_files import modern_result
 from fedshift.errors import InputError
 from fedshift.experiments.recipe import Recipe
-from fedshift.experiments.records import read_history, read_json
+from fedshift.experiments.records import read_history
 
 SUFFIX = ".jsonl"
 #: keys of every result

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fedshift.core.files import read_json
 from fedshift.errors import InputError
 from fedshift.experiments.archive import SUFFIX, Run, is_archive, read
 from fedshift.experiments.published import (
@@ -25,7 +26,7 @@ from fedshift.experiments.published import (
     verdict,
 )
 from fedshift.experiments.recipe import SECTIONS, Published, Recipe, recipes
-from fedshift.experiments.records import dotted, read_json
+from fedshift.experiments.records import dotted
 from fedshift.report.comparison import Sheet
 
 #: the method that others are compared with

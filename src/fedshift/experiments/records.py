@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import re
@@ -34,12 +33,12 @@ from typing import Any
 import torch
 
 from fedshift import __version__
-from fedshift.core.files import atomic_path, write_text
+from fedshift.core.files import atomic_path, read_json, to_json, write_json, write_text
 from fedshift.core.tensors import write_tensors
 from fedshift.core.weights import Weights
 from fedshift.errors import InputError, OutputError
 from fedshift.experiments.recipe import Recipe
-from fedshift.workflow import Outcome
+from fedshift.outcome import Outcome
 
 #: packages whose versions are recorded
 PACKAGES = ("numpy", "scipy", "scikit-learn", "torch", "safetensors")
@@ -155,7 +154,7 @@ class RunFolder:
             path = self.path / "history.jsonl"
             try:
                 with path.open("a", encoding="utf-8") as file:
-                    file.write(_json(line) + "\n")
+                    file.write(to_json(line) + "\n")
             except OSError as error:
                 raise OutputError(
                     f"cannot write {path}: {error.strerror or error}; free disk space or choose "
@@ -299,37 +298,9 @@ def _cpu() -> str:
 # -- files -------------------------------------------------------------------------------------
 
 
-def _json(value: Any) -> str:
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """The value with None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> Path:
-    """Write JSON, one key per line. An interrupted write leaves no partial file."""
-    lines = ",\n".join(f" {json.dumps(k)}: {_json(v)}" for k, v in value.items())
-    return write_text(path, "{\n" + lines + "\n}\n")
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file is missing or damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def write_history(folder: Path, lines: Iterable[Mapping[str, Any]]) -> Path:
     """Write a whole history."""
-    text = "".join(_json(line) + "\n" for line in lines)
+    text = "".join(to_json(line) + "\n" for line in lines)
     return write_text(folder / "history.jsonl", text)
 
 

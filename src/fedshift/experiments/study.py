@@ -25,13 +25,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.files import read_toml
+from fedshift.core.files import read_json, read_toml, write_json
 from fedshift.core.params import nearest, one_of, positive, whole
 from fedshift.core.samples import FloatArray
 from fedshift.data.sources import NAMES, Images, load
 from fedshift.errors import ConstantColumns, InputError
 from fedshift.experiments.recipe import Recipe, check_name, locate
-from fedshift.experiments.records import environment, read_json, write_json
+from fedshift.experiments.records import environment
 from fedshift.experiments.shifts import Data, thinned
 from fedshift.experiments.toml_tables import Location, at, fields_of, make
 from fedshift.experiments.toml_tables import read as read_value

@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from fedshift.sites.flow import Examined, Since, Trained, examine, since, train
-from fedshift.sites.store import Stored, load
 
-__all__ = ["Examined", "Since", "Stored", "Trained", "examine", "load", "since", "train"]
+__all__ = ["Examined", "Since", "Trained", "examine", "since", "train"]

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedshift.core.samples import FloatArray
+from fedshift.core.samples import Float64Array, FloatArray
 from fedshift.data.tables import Encoded, Sites
 from fedshift.diagnose import Diagnosis, Drift, diagnose, drift
+from fedshift.diagnose.drift_check import UpdatedLabelDistribution
 from fedshift.errors import InputError
-from fedshift.sites import record, store
-from fedshift.tabular import TabularOutcome, fit_tables
+from fedshift.outcome import StoredLabels, TabularOutcome
+from fedshift.outcome.folder import ENCODER, load, save
+from fedshift.sites import record
+from fedshift.tabular import fit_tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +72,10 @@ class Trained:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the record, the model, the encoder, and weights for other learners.
 
-        The folder holds no raw rows. It holds up to `store.REFERENCE_ROWS` encoded deployment rows
-        of each site, with which `since` compares new rows.
+        The folder holds no raw rows. It holds up to `fedshift.outcome.folder.REFERENCE_ROWS`
+        encoded deployment rows of each site, with which `since` compares new rows.
         """
-        return store.save(Path(folder), self.to_dict(), self.examined.encoded, self.outcome)
+        return save(Path(folder), self.to_dict(), self.examined.encoded, self.outcome)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +193,8 @@ def since(
         If the new files have no site of `before`.
     """
     old, labels = Path(before), None
-    if (old / store.ENCODER).is_file():
-        run = store.load(old)
+    if (old / ENCODER).is_file():
+        run = load(old)
         encoder, labels = run.encoder, run.labels
         reference: Mapping[str, FloatArray] = run.reference
     else:
@@ -213,6 +216,16 @@ def since(
     )
     if labels is None:
         return Since(comparison, None)
-    sites = [replace(s, labels=labels.update(s.site, new[s.site])) for s in comparison.sites]
+    sites = [replace(s, labels=_updated(labels, s.site, new[s.site])) for s in comparison.sites]
     now = {s.site: s.labels.now for s in sites if s.labels is not None}
     return Since(Drift(tuple(sites)), labels.class_weights(now))
+
+
+def _updated(labels: StoredLabels, site: str, x: Float64Array) -> UpdatedLabelDistribution:
+    fit = labels.update(site, x)
+    return UpdatedLabelDistribution(
+        classes=labels.classes,
+        before=tuple(labels.test[site].tolist()),
+        now=tuple(fit.prior.tolist()),
+        steps=len(fit.log_likelihood),
+    )

@@ -14,8 +14,8 @@ from fedshift.data.federation import Federation
 from fedshift.data.tables import Encoded, Sites
 from fedshift.experiments.records import environment
 from fedshift.learn.evaluate import Evaluation
+from fedshift.outcome import TabularOutcome
 from fedshift.report.record import SCHEMA
-from fedshift.tabular import TabularOutcome
 from fedshift.theory import eigenvalue_checks
 
 #: bars of a histogram of weights

@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from fedshift.tabular.fit import fit_tables
-from fedshift.tabular.outcome import ModelCandidate, TabularOutcome
 
-__all__ = ["ModelCandidate", "TabularOutcome", "fit_tables"]
+__all__ = ["fit_tables"]

@@ -24,7 +24,7 @@ from fedshift.federation.crossval import MODELS, CrossFittedModel
 from fedshift.federation.shift_type import admit
 from fedshift.learn.gate import SUMS, Gate, GateRule, difference, gate
 from fedshift.learn.objective import Objective
-from fedshift.tabular.outcome import TabularOutcome
+from fedshift.outcome import TabularOutcome
 from fedshift.tabular.study import TableStudy
 
 #: training rows from which a perceptron is tried too

@@ -30,8 +30,8 @@ from fedshift.learn.evaluate import LossName, evaluate
 from fedshift.learn.forecast import Forecast, forecast_accuracy, forecast_error
 from fedshift.learn.models import Scaled
 from fedshift.learn.objective import Objective
+from fedshift.outcome import ModelCandidate
 from fedshift.settings import Settings
-from fedshift.tabular.outcome import ModelCandidate
 from fedshift.training import count_classes
 
 #: below this mean log loss of classifying a site's rows against training rows, they look like none

@@ -25,16 +25,15 @@ from safetensors.torch import load_file
 from scipy.special import softmax
 from torch import nn
 
-from fedshift.core.label import mlls
+from fedshift.core.files import read_json, write_json
+from fedshift.core.label import MLLSFit, mlls
 from fedshift.core.samples import Float64Array
 from fedshift.core.scaling import Calibration
 from fedshift.core.tensors import write_tensors
 from fedshift.data.tables import Encoded, Encoder
-from fedshift.diagnose.drift_check import UpdatedLabelDistribution
 from fedshift.errors import InputError
-from fedshift.experiments.records import read_json, write_json
 from fedshift.learn.models import Scaled, build
-from fedshift.tabular import TabularOutcome
+from fedshift.outcome.results import TabularOutcome
 
 RECORD, ENCODER, MODEL, LABELS = "record.json", "encoder.json", "model.json", "labels.json"
 #: most deployment rows per site in reference.safetensors
@@ -98,19 +97,13 @@ class StoredLabels:
         ratio = np.mean(shares, axis=0) / self.source
         return {c: float(r) for c, r in zip(self.classes, ratio, strict=True)}
 
-    def update(self, site: str, x: Float64Array) -> UpdatedLabelDistribution:
+    def update(self, site: str, x: Float64Array) -> MLLSFit:
         """Estimate a site's label distribution on new rows by EM, starting from the old one."""
         with torch.inference_mode():
             scores = self.model(torch.as_tensor(x, dtype=torch.float64)).numpy()
         before = self.test[site]
         start = np.maximum(before, 1e-6) / np.maximum(before, 1e-6).sum()
-        fit = mlls(self.calibration(softmax(scores, axis=1)), self.source, start=start)
-        return UpdatedLabelDistribution(
-            classes=self.classes,
-            before=tuple(before.tolist()),
-            now=tuple(fit.prior.tolist()),
-            steps=len(fit.log_likelihood),
-        )
+        return mlls(self.calibration(softmax(scores, axis=1)), self.source, start=start)
 
 
 def save(

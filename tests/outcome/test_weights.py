@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from fedshift.core.weights import Weighting
 from fedshift.errors import InputError, OutputError
-from fedshift.federation.export import write_sample_weights
+from fedshift.outcome.weights import write_sample_weights
 
 
 def test_a_file_a_site_with_rows_and_weights(tmp_path: Path) -> None:

@@ -1,24 +1,74 @@
-"""The result of training on tables: candidate models, and which one the no-harm test chose."""
+"""What a run returns: `Outcome` of `fs.run`, and `TabularOutcome` of `fs.fit_tables`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
-from fedshift.federation.crossval import CrossFittedModel
-from fedshift.federation.export import write_sample_weights
-from fedshift.federation.ledger import Ledger
-from fedshift.federation.shift_type import Explanation, SiteLabelDistributions
 from fedshift.learn.evaluate import Evaluation
 from fedshift.learn.forecast import Forecast
 from fedshift.learn.gate import Gate
+from fedshift.outcome.weights import write_sample_weights
+
+if TYPE_CHECKING:  # a deployment's server, in fedshift.federation, saves its model by this package
+    from fedshift.federation.crossval import CrossFittedModel
+    from fedshift.federation.ledger import Ledger
+    from fedshift.federation.shift_type import Explanation, SiteLabelDistributions
+    from fedshift.federation.task import State, Task
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A trained federation.
+
+    Attributes
+    ----------
+    task : Task
+    state : State
+        The last or the best state, as set by `Settings.choose`.
+    weights : mapping of client to Weights, or None for ERM
+    history : list of dict
+        An entry for each check: round, loss, seconds, and the validation loss and accuracy.
+    ledger : Ledger
+        What left the clients, for ratios and for training.
+    evaluation : Evaluation or None
+        Scores on the test rows; None without test labels.
+    stopped : str
+        Why training ended.
+    seconds : float
+        Duration of estimation, training and evaluation. If ratios come from `shared`, the
+        time that their estimation took is included.
+    reason : str
+        Why the estimator chose its ratios (`FederatedAuto.reason_`); empty for other estimators.
+    """
+
+    task: Task
+    state: State
+    weights: Mapping[str, Weights] | None
+    history: list[dict[str, Any]]
+    ledger: Ledger
+    evaluation: Evaluation | None
+    stopped: str
+    seconds: float
+    reason: str = ""
+
+    def model(self, client: str | None = None) -> nn.Module:
+        """Return the trained model in evaluation mode.
+
+        With local BatchNorm each client has its own model, and `client` names the one to return.
+        """
+        return self.task.module(self.state, client)
+
+    def __repr__(self) -> str:
+        status = "no test labels" if self.evaluation is None else self.evaluation.status
+        return f"Outcome({status}; {self.stopped})"
 
 
 @dataclass(frozen=True, eq=False)
