@@ -114,7 +114,7 @@ class RunFolder:
         if different:
             raise InputError(
                 f"{self.path} has a run with other settings: {'; '.join(different)}; choose "
-                "another folder with --out, or replace the run with --fresh"
+                "another folder with --output, or replace the run with --fresh"
             )
 
     def begin(self, *, fresh: bool = False) -> None:

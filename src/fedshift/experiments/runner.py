@@ -82,6 +82,7 @@ def run(
     data_dir: str | os.PathLike[str] | None = None,
     fresh: bool = False,
     console: Console | None = None,
+    verbose: bool = True,
 ) -> list[dict[str, Any]]:
     """Run all methods and seeds that are not finished, and print all results.
 
@@ -101,6 +102,8 @@ def run(
         Folder in which data sets are searched first.
     fresh : bool
         Replace finished runs and runs with other settings.
+    verbose : bool
+        False leaves out the columns of the last tables that do not fit into the terminal.
 
     Returns
     -------
@@ -142,7 +145,8 @@ def run(
         sheets = [comparison.sheet()]
         if all(len(row.runs) == 1 for row in comparison.rows):
             sheets.append(comparison.by_client())
-        console.print(render(sheets), markup=False, highlight=False, soft_wrap=True)
+        text = render(sheets, verbose=verbose)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     if failures:
         raise TrainingDiverged(f"{len(failures)} of {len(todo)} runs diverged: {failures[0]}")
     return results
