@@ -340,7 +340,7 @@ def _print_notes(notes: Sequence[str], path: Path | None, *, verbose: bool) -> N
     if verbose and notes:
         print("\n".join(["", f"{count}:", *(wrap(f"- {note}") for note in notes)]))
     elif notes:
-        print(wrap(f"{count}: " + (f"see {path}, or " if path else "") + "add --verbose"))
+        print(f"{count}: " + (f"see {path}, or " if path else "") + "add --verbose")
 
 
 def _write_record(record: Mapping[str, Any], path: Path) -> None:

@@ -70,7 +70,7 @@ def check_installation() -> None:
     if not metadata.entry_points(group="sqlalchemy.plugins", name=PLUGIN):
         raise DeployError(
             f"the SuperLink's database needs the plugin {PLUGIN!r}, which this installation of "
-            f"fedshift does not register; {install_hint('flower')}"
+            f"fedshift does not register; install it again: {install_hint('flower')}"
         )
 
 

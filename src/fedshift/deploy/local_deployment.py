@@ -21,7 +21,7 @@ from fedshift.deploy.fleet import Fleet
 from fedshift.deploy.keys import check_names
 from fedshift.deploy.local_run import Finished, check_folder, run_local
 from fedshift.deploy.site_file import read_policy, read_site
-from fedshift.errors import InputError, option
+from fedshift.errors import InputError, install_hint, option
 from fedshift.privacy.policy import Privacy
 
 
@@ -37,7 +37,7 @@ def app_folder() -> Path:
     for folder in (here.parent / "app", here.parents[3] / "apps" / "flower"):
         if (folder / "pyproject.toml").exists():
             return folder
-    raise InputError("this installation of fedshift lacks its Flower app; install fedshift again")
+    raise InputError(f"this installation lacks fedshift's Flower app; {install_hint('flower')}")
 
 
 def deploy_local(
