@@ -429,5 +429,5 @@ def test_doctor_finds_faults(
     printed = capsys.readouterr().out
     assert "FAIL output folder: cannot write" in printed
     assert "FAIL training self-test: no engine" in printed
-    assert "pip install 'fedshift[report]'" in printed
+    assert "pip install -c constraints.txt -e '.[report]'" in printed
     assert "FEDSHIFT_DATA" in printed

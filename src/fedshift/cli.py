@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from fedshift import __version__
 from fedshift.deploy.cli import add as add_deploy
-from fedshift.errors import FedshiftError, InputError
+from fedshift.deploy.cli import add_output
+from fedshift.errors import FedshiftError, InputError, install_hint, naming_flags
+from fedshift.report.comparison import wrap
 
 if TYPE_CHECKING:
     from fedshift.report.comparison import Sheet
@@ -59,9 +62,8 @@ def _add_diagnose(commands: Commands) -> None:
         help="compare the deployment rows in SITES with earlier ones; print whether weights must "
         "be estimated again; RUN is a folder that 'fedshift train' wrote, or earlier site files",
     )
-    sub.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="file to write: .json or .html"
-    )
+    add_output(sub, "file to write: .json or .html", metavar="FILE")
+    _add_verbose(sub, "every column of the tables, each comparison in words, and all notes")
     sub.set_defaults(command=_diagnose)
 
 
@@ -71,7 +73,7 @@ def _add_train(commands: Commands) -> None:
         help="train on site files, with weights only if they do no harm; write model and report",
         description="Read site files, compare them and train with and without weights. The weights "
         "are used only if they do no harm on held-out rows. Write the model, the encoder, a weight "
-        "for each training row (Parquet), record.json (all results) and report.html to OUT.",
+        "for each training row (Parquet), record.json (all results) and report.html to OUTPUT.",
     )
     _add_sites(sub)
     sub.add_argument(
@@ -83,9 +85,8 @@ def _add_train(commands: Commands) -> None:
         "erm: no weights",
     )
     sub.add_argument("--model", default="auto", help="model: auto (default), linear or mlp")
-    sub.add_argument(
-        "-o", "--out", type=Path, default="fedshift-train", help="folder (default: %(default)s)"
-    )
+    add_output(sub, "folder of the results", Path("fedshift-train"))
+    _add_verbose(sub, "the diagnosis of the sites and all notes")
     sub.set_defaults(command=_train)
 
 
@@ -97,8 +98,7 @@ def _add_report(commands: Commands) -> None:
     )
     text = "a folder that 'fedshift train' wrote, or a .json file that 'fedshift diagnose' wrote"
     sub.add_argument("run", type=Path, metavar="RUN", help=text)
-    text = "file to write (default: RUN/report.html)"
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    add_output(sub, "file to write (default: RUN/report.html)", metavar="FILE")
     sub.set_defaults(command=_report)
 
 
@@ -153,7 +153,7 @@ def _add_run(commands: Commands) -> None:
         "run",
         help="run a recipe (a TOML file); skip finished runs and continue unfinished ones",
         description="Run every method and seed of a recipe and print a table. A run is stored in "
-        "OUT/RECIPE/METHOD/seed-N. If it is killed, the same command continues it.",
+        "OUTPUT/RECIPE/METHOD/seed-N. If it is killed, the same command continues it.",
     )
     sub.add_argument(
         "recipe",
@@ -164,9 +164,8 @@ def _add_run(commands: Commands) -> None:
     sub.add_argument(
         "--method", action="extend", nargs="+", default=[], metavar="NAME", help="methods to run"
     )
-    sub.add_argument(
-        "--out", type=Path, default=Path("runs"), help="folder of runs (default: runs)"
-    )
+    add_output(sub, "folder of runs", Path("runs"))
+    _add_verbose(sub, "every column of the tables")
     sub.add_argument("--device", metavar="cpu|cuda", help="device (default: cuda if available)")
     sub.add_argument(
         "--set",
@@ -211,7 +210,8 @@ def _add_compare(commands: Commands) -> None:
         choices=("text", "markdown"),
         help="format of the tables (default: by the ending of FILE, .txt or .md; else text)",
     )
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="file (default: print)")
+    add_output(sub, "file (default: print)", metavar="FILE")
+    _add_verbose(sub, "every column of the tables; a file always has them")
     sub.add_argument(
         "--curves",
         type=Path,
@@ -231,7 +231,7 @@ def _add_pack(commands: Commands) -> None:
     sub.add_argument(
         "runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, or packed files"
     )
-    sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.jsonl")
+    add_output(sub, "file to write", metavar="FILE.jsonl", required=True)
     _add_commit(sub)
     sub.set_defaults(command=_pack)
 
@@ -253,15 +253,14 @@ def _add_demo(commands: Commands) -> None:
         "distribution, exact ratios; (3) FTW: weights for all clients' test distributions, exact "
         "ratios; (4, 5) FTW with two estimates of the ratios. Prints accuracies; writes files.",
     )
-    out = Path("fedshift-demo")
-    sub.add_argument("--out", type=Path, default=out, help=f"folder of the files (default: {out})")
+    add_output(sub, "folder of the files", Path("fedshift-demo"))
     sub.add_argument("--seed", type=_seed, default=0, help="seed of randomness (default: 0)")
     sub.set_defaults(command=_demo)
 
 
 def _add_doctor(commands: Commands) -> None:
     sub = commands.add_parser("doctor", help="check the installation; print what is missing")
-    sub.add_argument("--out", type=Path, default=Path("runs"), help="output folder to check")
+    add_output(sub, "output folder to check", Path("runs"))
     _add_data_dir(sub)
     sub.set_defaults(command=_doctor)
 
@@ -284,6 +283,10 @@ def _add_data_dir(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_verbose(sub: argparse.ArgumentParser, text: str) -> None:
+    sub.add_argument("-v", "--verbose", action="store_true", help=f"also print {text}")
+
+
 def _seed(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"a seed must be a whole number ≥ 0; got {text!r}")
@@ -291,36 +294,33 @@ def _seed(text: str) -> int:
 
 
 def _diagnose(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from fedshift.diagnose import render
     from fedshift.sites import examine, since
 
     settings = _table_settings(args)
     if args.since is not None:
         drift = since(args.sites, args.since, seed=args.seed, **settings)
-        print("\n".join(drift.sentences()))
+        print("\n".join(map(wrap, drift.sentences())))
         record: dict[str, Any] = {"schema": "fedshift.sites/1", "drift": drift.to_dict()}
         if args.output is not None and args.output.suffix != ".json":
             raise InputError(f"with --since, --output must be a .json file; got {args.output}")
+        notes: Sequence[str] = ()
     else:
         examined = examine(args.sites, seed=args.seed, **settings)
-        _print_notes(examined.encoded.notes)
-        render(examined.diagnosis, Console())
-        record = examined.to_dict()
+        render(examined.diagnosis, verbose=args.verbose)
+        record, notes = examined.to_dict(), examined.encoded.notes
     if args.output is not None:
         _write_record(record, args.output)
+    _print_notes(notes, args.output, verbose=args.verbose)
     return 0
 
 
 def _train(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from fedshift.diagnose import render
     from fedshift.sites import train
 
     if find_spec("pyarrow") is None:  # before training
-        raise InputError("train needs pyarrow to write weights; run pip install 'fedshift[tables]'")
+        raise InputError(f"train needs pyarrow to write weights; {install_hint('tables')}")
     trained = train(
         args.sites,
         seed=args.seed,
@@ -328,24 +328,30 @@ def _train(args: argparse.Namespace) -> int:
         model=args.model,
         **_table_settings(args),
     )
-    _print_notes(trained.examined.encoded.notes)
-    render(trained.examined.diagnosis, Console())
-    path = trained.save(args.out)
+    page = trained.save(args.output).with_name("report.html")
     outcome = trained.outcome
-    print(outcome.status)
+    print(wrap(outcome.status))
     if outcome.before is not None and outcome.evaluation is not None:
-        print(f"model without weights, on test labels: {outcome.before.status}")
-        print(f"chosen model, on test labels:          {outcome.evaluation.status}")
-    print(outcome.ledger)
-    _write_record(trained.to_dict(), path.parent / "report.html")
+        print(wrap(f"model without weights, on test labels: {outcome.before.status}"))
+        print(wrap(f"chosen model, on test labels: {outcome.evaluation.status}"))
+    print(wrap(str(outcome.ledger)))
+    _write_record(trained.to_dict(), page)
+    new = f"fedshift diagnose NEW --since {quote(str(args.output))}"
+    print(f"Next, read it. With new rows of the sites, run:\n  {new}")
+    if args.verbose:
+        print()
+        render(trained.examined.diagnosis, verbose=True)
+    _print_notes(trained.examined.encoded.notes, page, verbose=args.verbose)
     return 0
 
 
-def _print_notes(notes: Sequence[str], most: int = 12) -> None:
-    for note in notes[:most]:
-        print(f"note: {note}")
-    if len(notes) > most:
-        print(f"note: {len(notes) - most} more notes are in the record")
+def _print_notes(notes: Sequence[str], path: Path | None, *, verbose: bool) -> None:
+    """Print notes on how files were read, or how many there are and where: in the file `path`."""
+    count = f"{len(notes)} note{'s' * (len(notes) != 1)} on how the files were read"
+    if verbose and notes:
+        print("\n".join(["", f"{count}:", *(wrap(f"- {note}") for note in notes)]))
+    elif notes:
+        print(f"{count}: " + (f"see {path}, or " if path else "") + "add --verbose")
 
 
 def _write_record(record: Mapping[str, Any], path: Path) -> None:
@@ -434,22 +440,24 @@ def _run_one(args: argparse.Namespace, name: str, seeds: tuple[int, ...]) -> Non
         if args.dry_run:
             print(f"{name}: {recipe.title} ({recipe.study})")
         else:
-            print(render([recipe.run(args.out, data_dir=args.data_dir)]), end="")
+            sheet = recipe.run(args.output, data_dir=args.data_dir)
+            print(render([sheet], verbose=args.verbose), end="")
         return
     device = [] if args.device is None else [f'train.device="{args.device}"']
     if args.changes or device:
         recipe = recipe.changed([*args.changes, *device])
     if args.dry_run:
-        describe(recipe, args.out, methods=args.method, seeds=seeds, data_dir=args.data_dir)
+        describe(recipe, args.output, methods=args.method, seeds=seeds, data_dir=args.data_dir)
     else:
         run(
             recipe,
-            args.out,
+            args.output,
             methods=args.method,
             seeds=seeds,
             data_dir=args.data_dir,
             fresh=args.fresh,
             commit=args.commit,
+            verbose=args.verbose,
         )
 
 
@@ -477,10 +485,10 @@ def _compare(args: argparse.Namespace) -> int:
     if args.curves is not None:
         _draw_curves([sheet for sheet in sheets if sheet.curves], args.curves)
     if path is not None:
-        write_text(path, render(sheets, format))
+        write_text(path, render(sheets, format, width=sys.maxsize))
         print(f"wrote {path}")
     else:
-        print(render(sheets, format), end="")
+        print(render(sheets, format, verbose=args.verbose), end="")
     return 0
 
 
@@ -488,7 +496,7 @@ def _draw_curves(sheets: Sequence[Sheet], path: Path) -> None:
     try:
         from fedshift.report.figures import draw_curves
     except ImportError:
-        raise InputError("--curves needs matplotlib; run pip install 'fedshift[report]'") from None
+        raise InputError(f"--curves needs matplotlib; {install_hint('report')}") from None
     if path.suffix != ".svg":
         raise InputError(f"--curves must end in .svg; got {path}")
     if not sheets:
@@ -548,14 +556,14 @@ def _list(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     from fedshift.demo import run
 
-    run(args.out, seed=args.seed)
+    run(args.output, seed=args.seed)
     return 0
 
 
 def _doctor(args: argparse.Namespace) -> int:
     from fedshift.doctor import run_doctor
 
-    return 0 if run_doctor(args.out, data_dir=args.data_dir) else 1
+    return 0 if run_doctor(args.output, data_dir=args.data_dir) else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -569,7 +577,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parser().parse_args(argv)
     try:
-        code: int = args.command(args)
+        with naming_flags():
+            code: int = args.command(args)
     except FedshiftError as error:
         print(f"fedshift: {error}", file=sys.stderr)
         return 1

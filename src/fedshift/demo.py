@@ -15,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedshift.core.files import write_text
 from fedshift.data import Federation, Labels, load
+from fedshift.errors import install_hint
 from fedshift.experiments.records import check_writable
 from fedshift.federation.plan import FedSGD
 from fedshift.federation.ratio_selection import FederatedAuto
@@ -94,7 +95,8 @@ def run(out: Path, *, seed: int = 0, console: Console | None = None) -> dict[str
     try:
         from fedshift.report.figures import client_accuracy, ratio_scatter
     except ImportError:
-        console.print("no plots: matplotlib is missing; run pip install 'fedshift[report]'")
+        hint = f"no plots: matplotlib is missing; {install_hint('report')}"
+        console.print(hint, markup=False, highlight=False)
     else:
         scores = {n: o.evaluation for n, o in outcomes.items() if o.evaluation is not None}
         console.print(f"plots:  {client_accuracy(scores, out / 'accuracy.svg')}")

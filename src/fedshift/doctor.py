@@ -20,7 +20,7 @@ from fedshift import __version__
 from fedshift.core.device import has_bfloat16
 from fedshift.data import sources
 from fedshift.data.shift import GaussianShift
-from fedshift.errors import DataNotFoundError, FedshiftError
+from fedshift.errors import DataNotFoundError, FedshiftError, install_hint
 from fedshift.experiments.records import PACKAGES, check_writable, commit, version
 from fedshift.federation.plan import FedSGD
 from fedshift.ratio.logistic import Logistic
@@ -69,7 +69,7 @@ def examine(out: Path, data_dir: str | os.PathLike[str] | None = None) -> Iterat
     yield Check("GPU", True if gpu else None, text)
     for extra, (modules, purpose) in EXTRAS.items():
         missing = [m for m in modules if find_spec(m) is None]
-        text = f"not installed ({purpose}); run pip install 'fedshift[{extra}]'"
+        text = f"not installed ({purpose}); {install_hint(extra)}"
         yield Check(f"extra {extra}", None if missing else True, text if missing else purpose)
     for name in sources.NAMES:
         yield _data(name, data_dir)

@@ -5,6 +5,45 @@ A message names the thing, what was needed, what was given and the next step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_FLAGS = ContextVar("flags", default=False)
+
+
+@contextmanager
+def naming_flags() -> Iterator[None]:
+    """Let `option` name flags: messages of the body are for a user of the command line."""
+    token = _FLAGS.set(True)
+    try:
+        yield
+    finally:
+        _FLAGS.reset(token)
+
+
+def option(name: str, value: object = "") -> str:
+    """Return an option as the user of a message writes it: a keyword, or a flag in a command.
+
+    Examples
+    --------
+    >>> option("test_share", 0.3)
+    'test_share=0.3'
+    >>> with naming_flags():
+    ...     option("test_share", 0.3)
+    '--test-share 0.3'
+    """
+    return f"--{name.replace('_', '-')} {value}".rstrip() if _FLAGS.get() else f"{name}={value}"
+
+
+def install_hint(extra: str = "") -> str:
+    """Return the command that installs an extra.
+
+    No package index has a fedshift of ours, so the hint never names one: it installs the clone.
+    """
+    what = f"'.[{extra}]'" if extra else "."
+    return f"in the clone of fedshift, run: pip install -c constraints.txt -e {what}"
+
 
 class FedshiftError(Exception):
     """Base class of all errors of fedshift."""

@@ -109,7 +109,7 @@ def in_process(agreement: Agreement, folder: Path) -> torch.Tensor:
         Privacy(disclosure_level=agreement.job.disclosure_level),
     )
     sites = {
-        name: make_site(read_site(write_site(folder / name, name, task, None, policy)))
+        name: make_site(read_site(write_site(folder / name, name, task, policy)))
         for name in agreement.job.clients
     }
     Coordinator(agreement.job, InProcess(sites), folder / "record").run()
@@ -128,7 +128,7 @@ def deploy(
 
         def begin(fleet: Fleet) -> None:
             for name, act in (acts or {}).items():
-                stack.enter_context(Between(folder / "sites" / name / "site.toml", fleet, act))
+                stack.enter_context(Between(folder / "sites" / name / ".node.toml", fleet, act))
 
         try:
             return deploy_local(agreement, folder, on_start=begin, timeout=900.0, **more)

@@ -39,7 +39,7 @@ def test_where_flower_is_missing_the_next_step_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(FlowerMissing, match=r"pip install 'fedshift\[flower\]'"):
+    with pytest.raises(FlowerMissing, match=r"pip install -c constraints\.txt -e '\.\[flower\]'"):
         flwr_cli.find("flwr")
     with pytest.raises(FlowerMissing), Fleet(tmp_path, ["a"]):
         pass
@@ -49,7 +49,7 @@ def test_where_flower_is_missing_the_next_step_is_told(
     ("version", "plugins", "why"),
     [
         ("1.34.0", ["one"], r"flwr 1\.41 or newer is needed .* got 1\.34\.0"),
-        ("1.41.0", [], r"plugin 'fedshift'.* install fedshift again"),
+        ("1.41.0", [], r"plugin 'fedshift'.* install it again"),
     ],
 )
 def test_an_installation_that_will_not_do(

@@ -12,7 +12,7 @@ import pytest
 from fedshift.deploy import local_deployment
 from fedshift.deploy.agreement import Agreement
 from fedshift.deploy.local_deployment import deploy_local, write_site
-from fedshift.deploy.site_file import read_policy
+from fedshift.deploy.site_file import read_policy, read_site
 from fedshift.errors import InputError
 from fedshift.experiments.recipe import Recipe
 from fedshift.privacy.policy import Privacy
@@ -39,7 +39,7 @@ def test_a_site_keeps_its_policy(
     agreement: Agreement, tmp_path: Path, started: list[dict[str, Any]]
 ) -> None:
     own = Privacy(disclosure_level=0, noise=4.0, min_rows=50)
-    write_site(tmp_path / "sites" / "client-1", "client-1", tmp_path / "task.toml", None, own)
+    write_site(tmp_path / "sites" / "client-1", "client-1", tmp_path / "task.toml", own)
     deploy_local(agreement, tmp_path)
     paths = [started[0]["node_config"][name]["site"] for name in ("client-1", "client-2")]
     assert [read_policy(path) for path in paths] == [own, Privacy(disclosure_level=0)]
@@ -49,6 +49,33 @@ def test_a_site_keeps_its_policy(
     with pytest.raises(InputError, match=r"client-1/site\.toml has the policy .*noise 4"):
         deploy_local(agreement, tmp_path, privacy=Privacy(disclosure_level=0))
     assert tree(tmp_path) == before
+
+
+def test_what_an_owner_wrote_stays_as_it_is(
+    agreement: Agreement, tmp_path: Path, started: list[dict[str, Any]]
+) -> None:
+    site = tmp_path / "sites" / "client-1" / "site.toml"
+    site.parent.mkdir(parents=True)
+    text = (
+        '# my ward\nclient = "client-1"\ntask = "../../task.toml"\nstate = "mine"\n'
+        'rows = "rows.npz"\n[privacy]\ndisclosure_level = 0\n'
+    )
+    site.write_text(text)
+    task = f"# agreed in May\n{agreement.to_toml()}"
+    (tmp_path / "task.toml").write_text(task)
+    (tmp_path / "run.toml").write_text("# my notes")
+    for warm in (True, False):
+        deploy_local(agreement, tmp_path, warm=warm, data_dir=str(tmp_path))
+        assert site.read_text() == text
+        assert (tmp_path / "task.toml").read_text() == task
+        assert (tmp_path / "run.toml").read_text() == "# my notes"
+        node = read_site(started[-1]["node_config"]["client-1"]["site"])
+        assert ("socket" in node) is warm
+        mine = {"state": "mine", "rows": "rows.npz"}
+        assert {k: Path(node[k]) for k in mine} == {k: site.parent / v for k, v in mine.items()}
+    site.write_text(text.replace('"client-1"', '"client-2"'))
+    with pytest.raises(InputError, match="must be of client 'client-1'; got 'client-2'"):
+        deploy_local(agreement, tmp_path)
 
 
 def test_a_folder_of_another_task_is_left_as_it_is(

@@ -586,7 +586,7 @@ def test_command_draws_curves(
     assert "<svg" in (tmp_path / "curves.svg").read_text(encoding="utf-8")
     monkeypatch.setitem(sys.modules, "fedshift.report.figures", None)
     assert main(command) == 1
-    assert "fedshift[report]" in capsys.readouterr().err
+    assert "'.[report]'" in capsys.readouterr().err
 
 
 def test_command_with_a_recipe_that_is_newer_than_the_runs(

@@ -41,9 +41,14 @@ def positive(owner: object, name: str) -> float:
 def nearest(value: object, choices: Iterable[str]) -> str:
     """End of an error message: the choices, the value, and a similar choice if there is one."""
     known = list(choices)
-    near = difflib.get_close_matches(str(value), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"one of {', '.join(known)}; got {value!r}{hint}"
+    return f"one of {', '.join(known)}; got {value!r}{suggestion(value, known)}"
+
+
+def suggestion(value: object, choices: Iterable[str]) -> str:
+    """End of an error message: a choice that is similar to the value; empty without one."""
+    fold = {choice.casefold(): choice for choice in choices}
+    near = difflib.get_close_matches(str(value).casefold(), fold, n=1)
+    return f"; did you mean {fold[near[0]]!r}?" if near else ""
 
 
 def one_of(owner: object, name: str, choices: Sequence[str]) -> str:

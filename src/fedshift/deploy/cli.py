@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
         help="run deployments on Flower: try one here, agree on a task, run a site",
         description="Runs a recipe as a deployment, over the network, on Flower. The SuperLink is "
         "Flower's server process; a SuperNode is the Flower process at a site; SuperExec is the "
-        "separate process in which both of them start Flower apps. Needs fedshift[flower].",
+        "separate process in which both of them start Flower apps. Needs the extra 'flower'.",
     )
     parts = top.add_subparsers(dest="part", required=True, metavar="WHAT")
     local = parts.add_parser(
@@ -49,8 +49,7 @@ def add(commands: Commands) -> None:
     ):
         action = argparse.BooleanOptionalAction
         local.add_argument(flag, action=action, default=True, help=text)
-    out = "folder for task, sites, logs and results (default: fedshift-deploy)"
-    local.add_argument("--out", type=Path, default=Path("fedshift-deploy"), help=out)
+    add_output(local, "folder for task, sites, logs and results", Path("fedshift-deploy"))
     rules = "settings for [privacy] in each site's file, like noise=4.0 min_rows=50 (default: only"
     local.add_argument("--privacy", **_PAIRS, help=f"{rules} the task's disclosure level is set)")
     limit = "seconds after which an unfinished run is stopped (default: 3600)"
@@ -64,8 +63,7 @@ def add(commands: Commands) -> None:
         "need a copy of the task file.",
     )
     _add_task(agree, default=None)
-    output: Any = {"type": Path, "default": Path("task.toml"), "metavar": "FILE"}
-    agree.add_argument("-o", "--output", **output, help="task file to write (default: task.toml)")
+    add_output(agree, "task file to write", Path("task.toml"), metavar="FILE")
     agree.set_defaults(command=_agree)
     site = parts.add_parser(
         "site",
@@ -92,6 +90,14 @@ def add(commands: Commands) -> None:
     ):
         description = f"P{text[1:]}."
         parts.add_parser(name, help=text, description=description).set_defaults(command=command)
+
+
+def add_output(
+    sub: argparse.ArgumentParser, text: str, default: Path | None = None, **more: Any
+) -> None:
+    """Add -o, --output to a command; argparse also takes a beginning of it, such as --out."""
+    text += f" (default: {default})" if default else ""
+    sub.add_argument("-o", "--output", type=Path, default=default, help=text, **more)
 
 
 def _add_task(sub: argparse.ArgumentParser, default: str | None) -> None:
@@ -231,7 +237,7 @@ def _local(args: argparse.Namespace) -> int:
     with _Display(console) as display:
         done = deploy_local(
             agreement,
-            args.out,
+            args.output,
             tls=args.tls,
             warm=args.warm,
             privacy=policy,
@@ -307,31 +313,32 @@ class _Display:
 
 def _print_result(result: Mapping[str, Any], console: Console) -> None:
     """Print a table with a row per client: score, weights, and what left the client."""
-    from rich.table import Table
-
     from fedshift.federation.ledger import Ledger, human
+    from fedshift.report.comparison import Sheet, render
 
     costs = Ledger.from_records(result["ledger"]).by_client()
     scores = {row["client"]: row for row in result["evaluation"] or []}
-    table = Table(
-        title=f"{result['objective']}, ratios {result['ratio']}, "
-        f"disclosure level {result['disclosure_level']}"
-    )
-    for column in ("client", "score", "95 %", "ESS share", "ε", "sent", "rows sent"):
-        table.add_column(column, justify="left" if column == "client" else "right")
+    rows = []
     for name, facts in sorted(result["sites"].items()):
         row = scores.get(name)
         value = None if row is None else row.get("accuracy", row.get("mse"))
-        table.add_row(
+        cells = (
             name,
-            "–" if value is None else f"{value:.3f}",
-            "–" if row is None else f"{row['low']:.3f} to {row['high']:.3f}",
-            _short(facts.get("ess_share", "–")),
-            _short(facts.get("epsilon", "–")),
-            human(costs[name].up) if name in costs else "–",
-            f"{costs[name].rows:,}" if name in costs else "–",
+            "" if value is None else f"{value:.3f}",
+            "" if row is None else f"{row['low']:.3f} to {row['high']:.3f}",
+            _short(facts.get("ess_share", "")),
+            _short(facts.get("epsilon", "")),
+            human(costs[name].up) if name in costs else "",
+            f"{costs[name].rows:,}" if name in costs else "",
         )
-    console.print(table)
+        rows.append(cells)
+    title = (
+        f"{result['objective']}, ratios {result['ratio']}, "
+        f"disclosure level {result['disclosure_level']}"
+    )
+    header = ("client", "score", "95 %", "ESS share", "ε", "sent", "rows sent")
+    table = render([Sheet(title=title, header=header, rows=tuple(rows))], width=console.width)
+    console.print(table, soft_wrap=True)
     dropped = [e for e in result["events"] if e["what"] == "dropped"]
     for e in dropped[:10]:
         where = f"{e['phase']}, round {e['round']}"
@@ -344,4 +351,4 @@ def _print_result(result: Mapping[str, Any], console: Console) -> None:
 
 def _short(value: object) -> str:
     """Return a value that a site reports, which may be anything, in at most 20 characters."""
-    return f"{value:.2f}" if isinstance(value, float) else f"{value}"[:20]
+    return f"{value:.2f}" if isinstance(value, float) else " ".join(f"{value}".split())[:20]

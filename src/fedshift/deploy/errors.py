@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, install_hint
 
 
 class DeployError(FedshiftError, RuntimeError):
@@ -13,4 +13,4 @@ class FlowerMissing(DeployError, ImportError):
     """Flower, or a package that comes with it, is not installed."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is not installed; run: pip install 'fedshift[flower]'")
+        super().__init__(f"{what} is not installed; {install_hint('flower')}")

@@ -18,6 +18,7 @@ from fedshift.core.files import write_text
 from fedshift.deploy.errors import DeployError, FlowerMissing
 from fedshift.deploy.keys import Keys
 from fedshift.deploy.processes import Process
+from fedshift.errors import install_hint
 
 HOST = "127.0.0.1"
 #: name of the connection in Flower's own configuration file
@@ -64,12 +65,12 @@ def check_installation() -> None:
     if tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < OLDEST:
         raise DeployError(
             f"flwr {'.'.join(map(str, OLDEST))} or newer is needed for these commands; got "
-            f"{version}; run: pip install 'fedshift[flower]'"
+            f"{version}; {install_hint('flower')}"
         )
     if not metadata.entry_points(group="sqlalchemy.plugins", name=PLUGIN):
         raise DeployError(
             f"the SuperLink's database needs the plugin {PLUGIN!r}, which this installation of "
-            "fedshift does not register; install fedshift again (pip install -e . in a checkout)"
+            f"fedshift does not register; install it again: {install_hint('flower')}"
         )
 
 

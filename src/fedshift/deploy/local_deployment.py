@@ -20,8 +20,8 @@ from fedshift.deploy.agreement import Agreement
 from fedshift.deploy.fleet import Fleet
 from fedshift.deploy.keys import check_names
 from fedshift.deploy.local_run import Finished, check_folder, run_local
-from fedshift.deploy.site_file import read_policy
-from fedshift.errors import InputError
+from fedshift.deploy.site_file import read_policy, read_site
+from fedshift.errors import InputError, install_hint, option
 from fedshift.privacy.policy import Privacy
 
 
@@ -37,7 +37,7 @@ def app_folder() -> Path:
     for folder in (here.parent / "app", here.parents[3] / "apps" / "flower"):
         if (folder / "pyproject.toml").exists():
             return folder
-    raise InputError("this installation of fedshift lacks its Flower app; install fedshift again")
+    raise InputError(f"this installation lacks fedshift's Flower app; {install_hint('flower')}")
 
 
 def deploy_local(
@@ -70,7 +70,7 @@ def deploy_local(
     privacy : Privacy, optional
         Policy of all sites. By default its disclosure level is the one that the agreement needs.
         Level 5 is never set by default: pass a policy with ``raw=True``. A site that already has a
-        ``site.toml`` keeps its policy.
+        ``site.toml`` keeps it, with its policy and rows.
     data_dir : str, optional
         Folder of data sets.
     wait : float
@@ -88,17 +88,19 @@ def deploy_local(
     names = check_names(agreement.job.clients)
     check_folder(app_folder(), folder)
     _check_task(agreement, folder / "task.toml")
-    policies = {n: _policy(agreement, folder / "sites" / n / "site.toml", privacy) for n in names}
-    task = agreement.write(folder / "task.toml")
+    policies = {n: _policy(agreement, folder / "sites" / n, privacy) for n in names}
+    task = folder / "task.toml"
+    if not task.exists():
+        agreement.write(task)
     # a short path: that of a socket has at most 107 bytes
     sockets = Path(tempfile.mkdtemp(prefix="fedshift-"))
     try:
         sites = {}
         for number, name in enumerate(names):
             socket = sockets / f"{number}.sock" if warm else None
-            sites[name] = write_site(
-                folder / "sites" / name, name, task, socket, policies[name], data_dir=data_dir
-            )
+            site = folder / "sites" / name
+            write_site(site, name, task, policies[name])
+            sites[name] = write_node(site, socket, data_dir=data_dir)
         helpers = {
             f"worker {name}": (
                 [sys.executable, "-m", "fedshift.deploy.site_worker", str(sites[name])],
@@ -134,37 +136,44 @@ def _check_task(agreement: Agreement, path: Path) -> None:
         )
 
 
-def _policy(agreement: Agreement, path: Path, privacy: Privacy | None) -> Privacy:
+def _policy(agreement: Agreement, folder: Path, privacy: Privacy | None) -> Privacy:
     """Return a site's own policy if it has one, else the policy for all sites."""
+    path = folder / "site.toml"
     if not path.exists():
         return privacy or Privacy(disclosure_level=agreement.job.disclosure_level)
-    own = read_policy(path)
+    site, own = read_site(path), read_policy(path)
+    if site["client"] != folder.name:
+        raise InputError(
+            f"{path} must be of client {folder.name!r}; got {site['client']!r}; correct it, or "
+            "choose another folder"
+        )
+    _check_task(agreement, Path(site["task"]))
     if privacy is not None and own != privacy:
-        step = f"edit the policy in {path}, or leave out --privacy (privacy= in Python)"
+        step = f"edit the policy in {path}, or leave out {option('privacy')}"
         raise InputError(f"{path} has the policy {own}; got {privacy} for this run; {step}")
     return own
 
 
-def write_site(
-    folder: Path,
-    name: str,
-    task: Path,
-    socket: Path | None,
-    policy: Privacy,
-    *,
-    data_dir: str | None = None,
-) -> Path:
-    """Write the ``site.toml`` of a site whose rows come from the recipe; return its path."""
+def write_site(folder: Path, name: str, task: Path, policy: Privacy) -> Path:
+    """Return the ``site.toml`` of a site; write it, with rows from the recipe, if there is none."""
+    path = folder / "site.toml"
     table: dict[str, Any] = {
         "client": name,
         "task": str(task),
         "state": str(folder / "state"),
         "rows": "recipe",
-        **({} if socket is None else {"socket": str(socket)}),
-        **({} if data_dir is None else {"data-dir": str(Path(data_dir).resolve())}),
         "privacy": {
             n: v for n in policy.__dataclass_fields__ if (v := getattr(policy, n)) is not None
         },
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    return write_text(folder / "site.toml", tomli_w.dumps(table))
+    return path if path.exists() else write_text(path, tomli_w.dumps(table))
+
+
+def write_node(folder: Path, socket: Path | None, *, data_dir: str | None = None) -> Path:
+    """Write what holds in this run only, beside a site's own file, to ``.node.toml``."""
+    run = {
+        "socket": None if socket is None else str(socket),
+        "data-dir": None if data_dir is None else str(Path(data_dir).resolve()),
+    }
+    table = {**read_site(folder / "site.toml"), **{k: v for k, v in run.items() if v is not None}}
+    return write_text(folder / ".node.toml", tomli_w.dumps(table))

@@ -21,7 +21,7 @@ from fedshift.deploy import flwr_cli
 from fedshift.deploy.errors import DeployError
 from fedshift.deploy.event_log import EventLog
 from fedshift.deploy.fleet import Fleet, Helper
-from fedshift.errors import InputError
+from fedshift.errors import InputError, option
 
 #: file that the ServerApp writes at the end
 RESULT = "result.json"
@@ -142,7 +142,7 @@ def run_local(
         if on_start is not None:
             on_start(fleet)
         config = flwr_cli.write_run_config(
-            folder / "run.toml", {**(run_config or {}), "record": str(record)}
+            home / "run.toml", {**(run_config or {}), "record": str(record)}
         )
         run = _Run(fleet, flwr_cli.run(Path(app), config), record / RESULT, on_line)
         tries = run.to_the_end(until=time.monotonic() + timeout - events.seconds, attempts=attempts)
@@ -198,7 +198,7 @@ class _Run:
                     reader.join(timeout=5.0)
                     return self._after_the_end(starts, log)
                 if time.monotonic() > until:
-                    why = "the run did not finish in time; allow more (timeout, --timeout)"
+                    why = f"the run did not finish in time; allow more with {option('timeout')}"
                     raise DeployError(f"{why}; the end of {self._log}:\n{_end(log)}")
                 time.sleep(0.1)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -12,7 +12,7 @@ from fedshift.diagnose.finding import Finding, Status
 from fedshift.diagnose.overlap import Overlap
 from fedshift.diagnose.sentences import sentences
 from fedshift.diagnose.shift_type import ShiftType
-from fedshift.errors import InputError
+from fedshift.errors import InputError, install_hint
 
 #: schema of `Diagnosis.to_dict`; its number rises when a key changes its meaning
 SCHEMA = "fedshift.diagnosis/1"
@@ -194,7 +194,7 @@ class Diagnosis:
             import pandas
         except ImportError:
             raise ImportError(
-                "to_frame needs pandas; install 'fedshift[tables]' or use to_records()"
+                f"to_frame needs pandas; use to_records(), or, {install_hint('tables')}"
             ) from None
         return pandas.DataFrame(self.to_records())
 

@@ -113,7 +113,7 @@ class RunFolder:
         if different:
             raise InputError(
                 f"{self.path} has a run with other settings: {'; '.join(different)}; choose "
-                "another folder with --out, or replace the run with --fresh"
+                "another folder with --output, or replace the run with --fresh"
             )
 
     def begin(self, *, fresh: bool = False, commit: str | None = None) -> None:

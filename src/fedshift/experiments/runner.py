@@ -83,6 +83,7 @@ def run(
     fresh: bool = False,
     commit: str | None = None,
     console: Console | None = None,
+    verbose: bool = True,
 ) -> list[dict[str, Any]]:
     """Run all methods and seeds that are not finished, and print all results.
 
@@ -104,6 +105,8 @@ def run(
         Replace finished runs and runs with other settings.
     commit : str, optional
         Commit of the code, recorded as stated where the code is not in a git checkout.
+    verbose : bool
+        False leaves out the columns of the last tables that do not fit into the terminal.
 
     Returns
     -------
@@ -145,7 +148,8 @@ def run(
         sheets = [comparison.sheet()]
         if all(len(row.runs) == 1 for row in comparison.rows):
             sheets.append(comparison.by_client())
-        console.print(render(sheets), markup=False, highlight=False, soft_wrap=True)
+        text = render(sheets, verbose=verbose)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     if failures:
         raise TrainingDiverged(f"{len(failures)} of {len(todo)} runs diverged: {failures[0]}")
     return results

@@ -136,8 +136,8 @@ class Coordinator:
         if len(replies) < least:
             raise TooFewReplies(
                 f"{what}: {least} valid replies are needed; got {len(replies)} of {count}; see "
-                "events.jsonl for the reasons, and start the run again when the sites are back; "
-                "the run continues where it stopped"
+                f"{self.record.folder / 'events.jsonl'} for the reasons, and start the run "
+                "again when the sites are back; the run continues where it stopped"
             )
 
     # -- rounds --------------------------------------------------------------------------------
@@ -258,7 +258,8 @@ class Coordinator:
                 self.transport.wait_for([n for n in who if n not in out], self.job.deadline)
         raise TooFewReplies(
             f"{stage.phase}, round {number}: {least} valid replies are needed; got {len(out)} of "
-            f"{len(who)} after {self.job.tries} tries; see events.jsonl for the reasons, and start "
+            f"{len(who)} after {self.job.tries} tries; see "
+            f"{self.record.folder / 'events.jsonl'} for the reasons, and start "
             "the run again when the sites are back; the run continues from its checkpoint"
         )
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, install_hint
 from fedshift.federation.messages import DTYPES, PHASES, Header, Message, MessageError, plain
 from fedshift.federation.transport import Handler
 
@@ -35,7 +35,7 @@ try:
     from flwr.serverapp import Grid, ServerApp
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise ImportError(
-        "fedshift.federation.flower needs Flower; install it with: pip install 'fedshift[flower]'"
+        f"fedshift.federation.flower needs Flower; {install_hint('flower')}"
     ) from error
 
 #: seconds between two checks for replies

@@ -23,7 +23,7 @@ from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import effective_sample_size
 from fedshift.data.federation import ClientData, Federation
-from fedshift.errors import InputError
+from fedshift.errors import InputError, install_hint
 
 LossName = Literal["cross-entropy", "squared"]
 LOSSES = ("cross-entropy", "squared")
@@ -240,7 +240,7 @@ class Evaluation:
             import pandas
         except ImportError:
             raise ImportError(
-                "to_frame needs pandas; install fedshift[tables], or use to_records()"
+                f"to_frame needs pandas; use to_records(), or, {install_hint('tables')}"
             ) from None
         return pandas.DataFrame(self.to_records())
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedshift.core.files import atomic_path
 from fedshift.core.weights import Weights
-from fedshift.errors import InputError
+from fedshift.errors import InputError, install_hint
 
 
 def write_sample_weights(
@@ -47,7 +47,7 @@ def write_sample_weights(
         from pyarrow import parquet
     except ImportError:
         raise InputError(
-            "writing Parquet needs pyarrow, which is not installed; pip install 'fedshift[tables]'"
+            f"writing Parquet needs pyarrow, which is not installed; {install_hint('tables')}"
         ) from None
     paths = {name: Path(folder) / f"{_file_name(name)}.parquet" for name in weights}
     if len(set(paths.values())) < len(paths):

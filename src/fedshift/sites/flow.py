@@ -95,8 +95,8 @@ class Since:
     class_weights: Mapping[str, float] | None
 
     def sentences(self) -> list[str]:
-        """Return a sentence per site, the verdict, and new class weights if they are needed."""
-        out = [*self.drift.sentences(), f"Verdict: {self.drift.verdict}."]
+        """Return the verdict, a sentence per site, and new class weights if they are needed."""
+        out = [f"Verdict: {self.drift.verdict}.", *self.drift.sentences()]
         if self.class_weights is not None and self.drift.verdict == "re-estimate":
             weights = ", ".join(f"{c} {w:.3g}" for c, w in self.class_weights.items())
             out.append(f"New weight of each class under label shift: {weights}.")

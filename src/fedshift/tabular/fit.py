@@ -18,7 +18,7 @@ from fedshift.core.params import nearest
 from fedshift.core.threads import threads_for
 from fedshift.core.weights import Weighting, Weights
 from fedshift.data.federation import Federation
-from fedshift.errors import InputError
+from fedshift.errors import InputError, option
 from fedshift.federation.client_weights import RatioMethod
 from fedshift.federation.crossval import MODELS, CrossFittedModel
 from fedshift.federation.shift_type import admit
@@ -96,7 +96,7 @@ def fit_tables(
     begin = time.perf_counter()
     aim = None if objective == "auto" else Objective.of(objective)
     if model not in ("auto", *MODELS):
-        raise InputError(f"model must be {nearest(model, ('auto', *MODELS))}")
+        raise InputError(f"{option('model')} must be {nearest(model, ('auto', *MODELS))}")
     study = TableStudy.of(federation, loss=loss, base=base, folds=folds, seed=seed)
     if aim is not None:
         aim.check(federation)

@@ -117,7 +117,7 @@ def test_columns_that_are_no_features() -> None:
 
 
 def test_columns_dropped_by_the_settings() -> None:
-    made = sites([1, 2, 3], drop=["C"])
+    made = sites([1, 2, 3], drop=["c"])
     assert made.schema.dropped == {"c": "set by drop="}
     assert made.schema.names == ("x",)
 

@@ -216,7 +216,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"pip install 'fedshift\[tables\]'"):
+    with pytest.raises(InputError, match=r"pip install -c constraints\.txt -e '\.\[tables\]'"):
         read_table(path)
 
 

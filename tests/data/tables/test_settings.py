@@ -36,17 +36,17 @@ def test_missing_by_column() -> None:
     ("given", "words"),
     [
         ({"lable": "y"}, "unknown key 'lable'.*did you mean 'label'"),
-        ({"label": 3}, "label must be the name of a column.*got 3"),
-        ({"label": " "}, "label must be the name"),
-        ({"drop": [1]}, "drop must be a list of texts"),
-        ({"names": ["a", "a"]}, "names must not repeat a name"),
+        ({"label": 3}, "label= must be the name of a column.*got 3"),
+        ({"label": " "}, "label= must be the name"),
+        ({"drop": [1]}, "drop= must be a list of texts"),
+        ({"names": ["a", "a"]}, "names= must not repeat a name"),
         ({"task": "classify"}, "did you mean 'classification'"),
-        ({"header": "yes"}, "header must be true or false"),
-        ({"test_share": 1}, "test_share must be a share between 0 and 1"),
-        ({"seed": -1}, "seed must be a whole number"),
-        ({"positive": []}, "positive must be a class"),
-        ({"missing": [True]}, "missing must be a list of texts"),
-        ({"label": "y", "drop": ["y"]}, "one role; got 'y' as label and as drop"),
+        ({"header": "yes"}, "header= must be true or false"),
+        ({"test_share": 1}, "test_share= must be a share between 0 and 1"),
+        ({"seed": -1}, "seed= must be a whole number"),
+        ({"positive": []}, "positive= must be a class"),
+        ({"missing": [True]}, "missing= must be a list of texts"),
+        ({"label": "y", "drop": ["y"]}, "one role; got 'y' as label= and as drop="),
         ({"numeric": ["a"], "categorical": ["a"]}, "one role; got 'a'"),
     ],
 )
@@ -66,12 +66,14 @@ def test_errors_name_the_settings_file(folder) -> None:
             TableSettings.read(root, {})
 
 
-def test_columns_are_found_by_their_name_without_case(folder) -> None:
+def test_a_column_is_named_exactly_as_in_a_file(folder) -> None:
     rows = {"Age": [1, 2, 3, 4], "Sick": [0, 1, 0, 1]}
-    assert Sites.of({"a": rows}, label="sick").schema.target.name == "Sick"
-    with pytest.raises(
-        InputError, match=r"label must name columns.*got 'sik'; did you mean 'Sick'"
-    ):
-        Sites.of({"a": rows}, label="sik")
-    with pytest.raises(InputError, match="missing must name columns"):
+    for wrong in ("sick", "sik"):
+        with pytest.raises(
+            InputError, match=rf"label= must name columns.*got '{wrong}'; did you mean 'Sick'"
+        ):
+            Sites.of({"a": rows}, label=wrong)
+    other = {"age": [1, 2, 3, 4], "SICK": [0, 1, 0, 1]}
+    assert Sites.of({"a": rows, "b": rows, "c": other}, label="SICK").schema.target.name == "Sick"
+    with pytest.raises(InputError, match="missing= must name columns"):
         Sites.of({"a": rows}, label="Sick", missing={"Agee": [0]})

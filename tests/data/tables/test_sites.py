@@ -84,7 +84,7 @@ def test_one_truth_in_every_layout(folder, files: dict[str, Any]) -> None:
 
 
 def test_a_file_by_itself(folder) -> None:
-    root = folder({"all.csv": both(), "fedshift.toml": 'label = "y"\nsite = "Hospital"'})
+    root = folder({"all.csv": both(), "fedshift.toml": 'label = "y"\nsite = "hospital"'})
     assert ages(Sites.read(root / "all.csv")) == TRUTH
 
 

@@ -66,7 +66,10 @@ def test_the_positive_class(positive, classes, truth) -> None:
 
 
 def test_of_two_classes_the_positive_comes_second() -> None:
-    assert sites(["well", "ill"], positive="Ill").schema.target.classes == ("well", "ill")
+    assert sites(["well", "ill"], positive="ill").schema.target.classes == ("well", "ill")
+    with pytest.raises(InputError, match="got 'Ill'; did you mean 'ill'"):
+        sites(["well", "ill"], positive="Ill")
+    assert sites(["TRUE", "FALSE"], positive=True).schema.target.classes[1] == "TRUE"
     assert sites(["well", "ill"], positive="well").schema.target.classes == ("ill", "well")
 
 
@@ -135,7 +138,7 @@ def test_regression() -> None:
         (
             ["a", "b"],
             {"positive": "c"},
-            "positive must be a class of label 'y', which has 'a', 'b'",
+            "positive= must be a class of label 'y', which has 'a', 'b'",
         ),
         (["a", "b"], {"positive": ">0"}, "must hold numbers for positive='>0'"),
         ([1, 2], {"positive": 1, "task": "regression"}, "positive= needs classes"),
@@ -173,4 +176,4 @@ def test_the_label_is_guessed_only_where_it_is_clear() -> None:
     with pytest.raises(
         InputError, match="site 't' holds training rows and must have the label 'Out"
     ):
-        Sites.of({"s": rows, "t": {"a": [1, 2]}}, label="outcome")
+        Sites.of({"s": rows, "t": {"a": [1, 2]}}, label="Outcome")

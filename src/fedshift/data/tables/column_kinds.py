@@ -26,7 +26,7 @@ from fedshift.data.tables.cells import (
 )
 from fedshift.data.tables.schema import Feature
 from fedshift.data.tables.settings import TableSettings
-from fedshift.errors import InputError
+from fedshift.errors import InputError, option
 
 #: numbers with more distinct values than this are measurements, not codes
 MANY = 20
@@ -179,7 +179,8 @@ def _fill(evidence: ColumnEvidence) -> list[str]:
     share = counts[low[0]] / evidence.total.total()
     return [
         f"Column {evidence.name!r} is {low[0]:g} in {share:.0%} of its training rows and has no "
-        f"other negative number; if {low[0]:g} means missing, set missing={low[0]:g}."
+        f"other negative number; if {low[0]:g} means missing, set "
+        f"{option('missing', f'{low[0]:g}')}."
     ]
 
 

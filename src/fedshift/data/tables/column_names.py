@@ -5,20 +5,22 @@ The column names in the settings are changed to the spelling of the tables.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedshift.core.params import suggestion
 from fedshift.data.tables.cells import join, one_spelling
 from fedshift.data.tables.settings import TableSettings
 from fedshift.data.tables.text_table import TextTable
-from fedshift.errors import InputError
+from fedshift.errors import InputError, option
 
 
-def align(tables: Sequence[TextTable], has_names: bool) -> tuple[list[TextTable], list[str]]:
-    """Return tables with one name for the same column, and a note for each renamed column.
+def align(
+    tables: Sequence[TextTable], has_names: bool
+) -> tuple[list[TextTable], dict[str, str], list[str]]:
+    """Return tables with one name for the same column, this name by spelling, and notes.
 
     Parameters
     ----------
@@ -34,7 +36,7 @@ def align(tables: Sequence[TextTable], has_names: bool) -> tuple[list[TextTable]
         for old, new in word.items()
         if old != new
     ]
-    return [t.renamed(word) for t in tables], notes
+    return [t.renamed(word) for t in tables], word, notes
 
 
 def match_names(table: TextTable, known: Collection[str]) -> TextTable:
@@ -62,49 +64,44 @@ def _check_headers(tables: Sequence[TextTable], has_names: bool) -> None:
     if headed:
         raise InputError(
             f"all files must have a header, or none; {bare[0].name} has none and {headed[0].name} "
-            "has one; add a header, or set names= or header="
+            f"has one; add a header, or set {option('names')} or header in fedshift.toml"
         )
     widths = {len(t.columns): t.name for t in bare}
     if len(widths) > 1:
         sizes = ", ".join(f"{name} has {n}" for n, name in widths.items())
         raise InputError(
-            f"files without a header must have equally many columns; {sizes}; set names= to name "
-            "the columns"
+            f"files without a header must have equally many columns; {sizes}; name "
+            f"the columns with {option('names')}"
         )
 
 
-def resolve(settings: TableSettings, tables: Sequence[TextTable]) -> TableSettings:
-    """Return settings that spell column names as the tables do.
+def resolve(settings: TableSettings, names: Mapping[str, str]) -> TableSettings:
+    """Return settings that spell column names as the aligned tables do.
+
+    Parameters
+    ----------
+    settings : TableSettings
+    names : mapping of str to str
+        The name of each column in the aligned tables, by each spelling in a file.
 
     Raises
     ------
     InputError
-        If a column of the settings is in no table; the message gives the nearest name.
+        If a column of the settings is in no file, spelled exactly so; the message suggests a name.
     """
-    known = list(dict.fromkeys(name for t in tables for name in t.columns))
-    words = {
-        name: _column(name, known, key)
-        for key, names in {**settings.columns(), "missing": [*settings.missing]}.items()
-        for name in names
-        if name != "*"
-    }
+    by_key = {**settings.columns(), "missing": tuple(k for k in settings.missing if k != "*")}
+    for key, columns in by_key.items():
+        for name in columns:
+            if name not in names:
+                raise InputError(
+                    f"{option(key)} must name columns of the tables ({join(names, 30)}); got "
+                    f"{name!r}{suggestion(name, names)}"
+                )
     changed: dict[str, Any] = {
-        key: tuple(words[n] for n in names)
+        key: tuple(names[c] for c in columns)
         if isinstance(getattr(settings, key), tuple)
-        else words[names[0]]
-        for key, names in settings.columns().items()
+        else names[columns[0]]
+        for key, columns in settings.columns().items()
     }
-    missing = {words.get(k, k): v for k, v in settings.missing.items()}
+    missing = {names.get(k, k): v for k, v in settings.missing.items()}
     return replace(settings, **changed, missing=missing)
-
-
-def _column(name: str, known: Sequence[str], key: str) -> str:
-    same = [k for k in known if k.casefold() == name.casefold()]
-    if name in known or len(same) == 1:
-        return name if name in known else same[0]
-    fold = {k.casefold(): k for k in known}
-    near = difflib.get_close_matches(name.casefold(), fold, n=1)
-    hint = f"; did you mean {fold[near[0]]!r}?" if near else ""
-    raise InputError(
-        f"{key} must name columns of the tables ({join(known, 30)}); got {name!r}{hint}"
-    )

@@ -9,7 +9,7 @@ from fedshift.data.tables.cells import join, quote
 from fedshift.data.tables.folder import PARTS, PartName
 from fedshift.data.tables.settings import TableSettings
 from fedshift.data.tables.text_table import TextTable
-from fedshift.errors import InputError
+from fedshift.errors import InputError, option
 
 #: column names that imply a role where the settings give none
 LABELS = ("label", "labels", "target", "y", "class", "outcome", "diagnosis", "num", "response")
@@ -60,7 +60,7 @@ def find_roles(sources: Sequence[SiteTable], settings: TableSettings) -> tuple[R
             if s.part is None and settings.split not in s.table.columns:
                 raise InputError(
                     f"{s.table.name} must have the split column {settings.split!r}; got "
-                    f"{join(s.table.columns, 30)}; correct split="
+                    f"{join(s.table.columns, 30)}; correct {option('split')}"
                 )
     return Roles(label, site, split, settings.weights, (*settings.drop, *drop)), notes
 
@@ -78,10 +78,10 @@ def _label(tables: Sequence[TextTable], settings: TableSettings, notes: list[str
     others = {name for names in settings.columns().values() for name in names}
     clear = [c for c in shared if c.casefold() in LABELS and c not in others]
     if len(clear) == 1:
-        notes += [f"Column {clear[0]!r} is the label because of its name; set label= for another."]
+        notes.append(_because_of_its_name(clear[0], "label"))
         return clear[0]
     raise InputError(
-        "label= must name the column to predict: "
+        f"{option('label')} must name the column to predict: "
         + (f"{quote(clear)} could each be the label" if clear else "no column name suggests it")
         + f"; columns that all training files have: {join(shared, 30) or 'none'}"
     )
@@ -96,7 +96,7 @@ def _site(
         if settings.site not in t.columns:
             raise InputError(
                 f"{t.name} must have the site column {settings.site!r}; got "
-                f"{join(t.columns, 30)}; correct site="
+                f"{join(t.columns, 30)}; correct {option('site')}"
             )
     if settings.site is not None:
         return settings.site, ()
@@ -117,10 +117,15 @@ def _site(
         raise InputError(
             f"{tables[0].name} must have a site column; "
             + (f"{quote(clear)} could each be the site" if clear else "no column name suggests it")
-            + f"; got {join(tables[0].columns, 30)}; set site=, or use one file for each site"
+            + f"; got {join(tables[0].columns, 30)}; set {option('site')}, or use one file for "
+            "each site"
         )
-    notes += [f"Column {clear[0]!r} is the site because of its name; set site= for another."]
+    notes.append(_because_of_its_name(clear[0], "site"))
     return clear[0], ()
+
+
+def _because_of_its_name(column: str, role: str) -> str:
+    return f"Column {column!r} is the {role} because of its name; set {option(role)} for another."
 
 
 def _split(sources: Sequence[SiteTable], others: set[str | None], notes: list[str]) -> str | None:

@@ -16,7 +16,7 @@ import numpy as np
 from fedshift.data.tables.cells import count_rows, join, number
 from fedshift.data.tables.settings import TableSettings
 from fedshift.data.tables.text_table import Codes, Index, TextColumn, TextTable, check_names, tidy
-from fedshift.errors import InputError
+from fedshift.errors import InputError, option
 
 #: rows parsed at a time
 BLOCK = 65_536
@@ -73,9 +73,12 @@ def parse_table(text: str, settings: TableSettings, name: str, notes: list[str])
     cells = [[tidy(c) for c in row] for _, row in sample]
     has_header, names = _header(cells, settings, name)
     if not has_header and not settings.names:
-        notes.append(f"{name} has no header; its columns are {names[0]!r}, …; names= renames them.")
+        notes.append(
+            f"{name} has no header; its columns are {names[0]!r}, …; {option('names')} renames "
+            "them."
+        )
     if has_header and settings.names and names != cells[0]:
-        notes.append(f"{name}: the header ({join(cells[0], 4)}) is replaced by names=.")
+        notes.append(f"{name}: the header ({join(cells[0], 4)}) is replaced by {option('names')}.")
     check_names(names, name)
     rows = chain(sample[1:] if has_header else sample, reader)
     columns, lines = _columns(rows, names, name)
@@ -148,8 +151,8 @@ def _header(sample: list[list[str]], settings: TableSettings, name: str) -> tupl
             names.remove(settings.label)
         if len(first) != len(names):
             raise InputError(
-                f"names= must have one name per column of {name}, {len(first)}; got "
-                f"{len(settings.names)}; correct names="
+                f"{option('names')} must have one name per column of {name}, {len(first)}; got "
+                f"{len(settings.names)}; correct it"
             )
         return has_header, names
     if settings.header if settings.header is not None else _is_header(sample):

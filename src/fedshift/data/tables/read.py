@@ -11,7 +11,7 @@ from fedshift.data.tables.delimited import decode, parse_table
 from fedshift.data.tables.folder import is_parquet
 from fedshift.data.tables.settings import TableSettings
 from fedshift.data.tables.text_table import TextColumn, TextTable, check_names, tidy
-from fedshift.errors import InputError
+from fedshift.errors import InputError, install_hint
 
 
 def read_table(path: Path, settings: TableSettings | None = None, *, name: str = "") -> TextTable:
@@ -52,7 +52,7 @@ def _parquet(content: bytes, name: str) -> TextTable:
         import pyarrow.parquet as pq
     except ImportError:
         raise InputError(
-            f"{name}: Parquet needs pyarrow; pip install 'fedshift[tables]', or save it as CSV"
+            f"{name}: Parquet needs pyarrow; save it as CSV, or, {install_hint('tables')}"
         ) from None
     try:
         table = pq.ParquetFile(pa.BufferReader(content)).read()

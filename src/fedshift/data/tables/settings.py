@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from fedshift.core.files import read_toml
 from fedshift.core.params import is_whole, nearest
-from fedshift.errors import InputError
+from fedshift.errors import InputError, option
 
 FILE = "fedshift.toml"
 TaskType = Literal["classification", "regression"]
@@ -78,7 +78,7 @@ class TableSettings:
     seed: int = 0
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], place: str = "tables") -> Self:
+    def of(cls, table: Mapping[str, Any], place: str = "") -> Self:
         """Return checked settings from plain values.
 
         Parameters
@@ -86,7 +86,7 @@ class TableSettings:
         table : mapping of field to value
             None means the default.
         place : str
-            Where the values come from; errors begin with it.
+            File that the values come from; errors name it. By default they are keywords or flags.
 
         Raises
         ------
@@ -97,7 +97,8 @@ class TableSettings:
         for key in table:
             if key not in known:
                 raise InputError(
-                    f"{place}: unknown key {key!r}; a valid key is {nearest(key, known)}"
+                    f"{place or 'tables'}: unknown key {key!r}; a valid key is "
+                    f"{nearest(key, known)}"
                 )
         values = {k: _READ[k](k, v, place) for k, v in table.items() if v is not None}
         settings = cls(**values)
@@ -129,9 +130,10 @@ class TableSettings:
         for key, names in self.columns().items():
             for name in names:
                 if role.setdefault(name, key) != key:
+                    first, second = (_spelled(place, k) for k in (role[name], key))
                     raise InputError(
-                        f"{place}: a column must have one role; got {name!r} as {role[name]} and "
-                        f"as {key}; remove it from one of them"
+                        f"a column must have one role; got {name!r} as {first} and as {second}; "
+                        "remove it from one of them"
                     )
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,8 +149,12 @@ class TableSettings:
         return out
 
 
+def _spelled(place: str, key: str) -> str:
+    return f"{place}: {key}" if place else option(key)
+
+
 def _wrong(place: str, key: str, need: str, got: object) -> InputError:
-    return InputError(f"{place}: {key} must be {need}; got {got!r} ({type(got).__name__})")
+    return InputError(f"{_spelled(place, key)} must be {need}; got {got!r} ({type(got).__name__})")
 
 
 def _name(key: str, value: Any, place: str) -> str:
@@ -165,7 +171,9 @@ def _texts(key: str, value: Any, place: str) -> tuple[str, ...]:
         raise _wrong(place, key, "a list of texts", value)
     out = tuple(" ".join(v.split()) for v in several)
     if len(set(out)) < len(out):
-        raise InputError(f"{place}: {key} must not repeat a name; got {list(out)}; remove repeats")
+        raise InputError(
+            f"{_spelled(place, key)} must not repeat a name; got {list(out)}; remove repeats"
+        )
     return out
 
 
@@ -190,7 +198,7 @@ def _positive(key: str, value: Any, place: str) -> Positive:
 def _task(key: str, value: Any, place: str) -> str:
     if value in TASKS:
         return str(value)
-    raise InputError(f"{place}: {key} must be {nearest(value, TASKS)}")
+    raise InputError(f"{_spelled(place, key)} must be {nearest(value, TASKS)}")
 
 
 def _yes(key: str, value: Any, place: str) -> bool:

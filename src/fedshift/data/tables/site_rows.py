@@ -16,7 +16,7 @@ from fedshift.data.tables.partition import Slice
 from fedshift.data.tables.schema import Feature, Schema
 from fedshift.data.tables.target import Target
 from fedshift.data.tables.text_table import TextColumn, TextTable
-from fedshift.errors import InputError
+from fedshift.errors import InputError, option
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ def _weights(slices: Sequence[Slice], column: str | None) -> Float64Array | None
         if column not in p.table.columns:
             raise InputError(
                 f"{p.table.name} holds training rows and must have the weights column {column!r}; "
-                f"got {join(p.table.columns, 30)}; add the column or leave weights= out"
+                f"got {join(p.table.columns, 30)}; add the column or leave out {option('weights')}"
             )
         cells = p.table.columns[column]
         comma = comma_style(cells.levels) == "sure"

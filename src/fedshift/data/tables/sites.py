@@ -26,7 +26,7 @@ from fedshift.data.tables.settings import TableSettings
 from fedshift.data.tables.site_rows import SiteRows, build_rows, fix_commas, isna, read_labels
 from fedshift.data.tables.target import Target, infer_target
 from fedshift.data.tables.text_table import TextTable
-from fedshift.errors import InputError
+from fedshift.errors import InputError, install_hint, option
 
 if TYPE_CHECKING:
     from fedshift.data.tables.encode import Encoded
@@ -139,9 +139,9 @@ class Sites:
         cls, sources: Sequence[SiteTable], settings: TableSettings, notes: list[str]
     ) -> Self:
         sources = sorted(sources, key=lambda s: s.part == "deploy")  # training files name columns
-        tables, name_notes = align([s.table for s in sources], bool(settings.names))
+        tables, spellings, name_notes = align([s.table for s in sources], bool(settings.names))
         sources = [replace(s, table=t) for s, t in zip(sources, tables, strict=True)]
-        settings = resolve(settings, tables)
+        settings = resolve(settings, spellings)
         roles, role_notes = find_roles(sources, settings)
         sources = [replace(s, table=fix_commas(s.table, roles.names(), notes)) for s in sources]
         slices, split_notes = partition_rows(sources, roles, settings)
@@ -208,7 +208,7 @@ class Sites:
             import pandas
         except ImportError:
             raise InputError(
-                "to_frame needs pandas; pip install 'fedshift[tables]', or use to_records()"
+                f"to_frame needs pandas; use to_records(), or, {install_hint('tables')}"
             ) from None
         return pandas.DataFrame(self.to_records())
 
@@ -260,7 +260,7 @@ def _features(
     """Return the features in the order of the files, and why other columns are left out."""
     train = [p for p in slices if p.part == "train"]
     names = dict.fromkeys(k for p in train for k in p.table.columns)
-    features, dropped = [], dict.fromkeys(roles.drop, "set by drop=")
+    features, dropped = [], dict.fromkeys(roles.drop, f"set by {option('drop')}")
     for name in (n for n in names if n not in roles.names()):
         decision = decide(_evidence(name, train, settings), settings)
         notes += decision.notes

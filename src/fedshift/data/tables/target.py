@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.params import suggestion
 from fedshift.data.tables.cells import (
     SOFT,
     comma_style,
@@ -29,7 +30,7 @@ from fedshift.data.tables.cells import (
 )
 from fedshift.data.tables.settings import Positive, TableSettings, TaskType
 from fedshift.data.tables.text_table import TextColumn
-from fedshift.errors import InputError
+from fedshift.errors import InputError, option
 
 Class = str | int | float
 #: numeric labels with more distinct values than this mean regression
@@ -166,7 +167,7 @@ def infer_target(
     if not total:
         raise InputError(
             f"label {name!r} must have values in training rows; every one is missing; choose "
-            "another column with label="
+            f"another column with {option('label')}"
         )
     task = settings.task or _task(name, total, settings, notes)
     if task == "regression":
@@ -184,7 +185,7 @@ def _task(name: str, total: Counter[str], settings: TableSettings, notes: list[s
     if len(values) > MANY or (broken and len(values) > max(2, rows / 2)):
         notes.append(
             f"The task is regression, as label {name!r} has {len(values)} different numbers; set "
-            "task=classification if they are classes."
+            f"{option('task', 'classification')} if they are classes."
         )
         return "regression"
     return "classification"
@@ -193,12 +194,13 @@ def _task(name: str, total: Counter[str], settings: TableSettings, notes: list[s
 def _check_numbers(name: str, total: Counter[str], settings: TableSettings) -> None:
     if settings.positive is not None:
         raise InputError(
-            f"label {name!r}: positive= needs classes; got task=regression; leave one of them out"
+            f"label {name!r}: {option('positive')} needs classes; got "
+            f"{option('task', 'regression')}; leave one of them out"
         )
     if not any(map(_usable, total)):
         raise InputError(
             f"label {name!r} must hold numbers for a regression; got {quote(total)}; set "
-            "task=classification or choose another label"
+            f"{option('task', 'classification')} or choose another {option('label')}"
         )
 
 
@@ -216,7 +218,8 @@ def _classes(
     if settings.task is None and len(keys) > MANY and len(keys) > total.total() / 5:
         raise InputError(
             f"label {name!r} must have few classes; got {len(keys)} different texts, {quote(keys)},"
-            f" in {total.total()} rows; choose another label= or set task=classification"
+            f" in {total.total()} rows; choose another {option('label')} or "
+            f"set {option('task', 'classification')}"
         )
     notes += [
         f"Label {old!r} is taken as another spelling of {new!r}, as no file uses both."
@@ -227,7 +230,7 @@ def _classes(
         classes: tuple[Class, ...] = tuple(map(_class, keys))
         number_of, threshold = {k: i for i, k in enumerate(keys)}, ""
     else:
-        classes, number_of, threshold = _two(name, keys, settings.positive)
+        classes, number_of, threshold = _two(name, keys, word, settings.positive)
     known = {k: number_of[w] for k, w in word.items()}
     target = Target(
         name=name,
@@ -242,14 +245,14 @@ def _classes(
         raise InputError(
             f"label {name!r} must have at least two classes in the training rows of all sites; "
             f"got {quote(total)} only"
-            + (f", with positive={settings.positive!r}" if settings.positive is not None else "")
+            + (f", with {option('positive', repr(settings.positive))}" if settings.positive else "")
             + "; choose another label or add rows"
         )
     return target
 
 
 def _two(
-    name: str, keys: Sequence[str], positive: Positive
+    name: str, keys: Sequence[str], word: Mapping[str, str], positive: Positive
 ) -> tuple[tuple[Class, ...], dict[str, int], str]:
     """Return two classes, the positive one second, the class of each key, and a threshold."""
     match = _THRESHOLD.fullmatch(positive.strip()) if isinstance(positive, str) else None
@@ -259,8 +262,8 @@ def _two(
         text = [k for k in keys if not _usable(k)]
         if text:
             raise InputError(
-                f"label {name!r} must hold numbers for positive={positive!r}; got {quote(text)}; "
-                "name a class instead"
+                f"label {name!r} must hold numbers for {option('positive', repr(positive))}; got "
+                f"{quote(text)}; name a class instead"
             )
         rule = f"{sign} {match[2]}"
         return (
@@ -268,14 +271,18 @@ def _two(
             {k: int(_passes(v, rule)) for k, v in values.items() if v is not None},
             rule,
         )
-    names = [_key(str(p)) for p in (positive if isinstance(positive, tuple) else (positive,))]
-    fold = {k.casefold(): k for k in keys}
-    positives = [w if w in keys else fold.get(w.casefold()) for w in names]
-    if None in positives:
+    several = positive if isinstance(positive, tuple) else (positive,)
+    names = [
+        next((k for k in word if isinstance(p, bool) and truth(k) == p), _key(str(p)))
+        for p in several
+    ]
+    unknown = [p for p in names if p not in word]
+    if unknown:
         raise InputError(
-            f"positive must be a class of label {name!r}, which has {quote(keys, 20)}, or a "
-            f'threshold such as ">0"; got {positive!r}'
+            f"{option('positive')} must be a class of label {name!r}, which has {quote(keys, 20)}, "
+            f'or a threshold such as ">0"; got {positive!r}{suggestion(unknown[0], word)}'
         )
+    positives = [word[p] for p in names]
     others = [k for k in keys if k not in positives]
     yes = " or ".join(str(_class(str(c))) for c in positives)
     classes: tuple[Class, ...] = (f"not {yes}", yes)

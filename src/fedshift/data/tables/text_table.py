@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedshift.core.samples import column_names
 from fedshift.data.tables.cells import quote
-from fedshift.errors import InputError
+from fedshift.errors import InputError, option
 
 Index = npt.NDArray[np.intp]
 Codes = npt.NDArray[np.int32]
@@ -137,5 +137,5 @@ def check_names(names: Sequence[str], name: str) -> None:
         raise InputError(
             f"{name} must have unique column names; got {quote(twice)} more than once, at "
             f"{[j + 1 for j, n in enumerate(names) if n == twice[0]]}; rename one; if the file has "
-            "no header, set names= or header=false"
+            f"no header, set {option('names')} or header = false in fedshift.toml"
         )
