@@ -306,6 +306,8 @@ def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedshift.diagnose import render
+    from fedshift.report.comparison import render as render_tables
+    from fedshift.report.site_scores import first_lines, score_table
     from fedshift.sites import train
 
     if find_spec("pyarrow") is None:  # before training
@@ -321,12 +323,15 @@ def _train(args: argparse.Namespace) -> int:
     render(trained.examined.diagnosis, Console())
     path = trained.save(args.out)
     outcome = trained.outcome
+    record = trained.to_dict()
     print(outcome.status)
+    print("\n".join(first_lines(record)))
+    print(render_tables([score_table(record["scores"][0], most=12)]), end="")
     if outcome.before is not None and outcome.evaluation is not None:
         print(f"on test labels, without weights: {outcome.before.status}")
         print(f"                   chosen model: {outcome.evaluation.status}")
     print(outcome.ledger)
-    _write_record(trained.to_dict(), path.parent / "report.html")
+    _write_record(record, path.parent / "report.html")
     return 0
 
 

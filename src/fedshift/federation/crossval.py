@@ -92,6 +92,12 @@ def make_folds(labels: Mapping[str, npt.NDArray[Any]], *, count: int, seed: int)
     return out
 
 
+def ridge_path(model: str, rows: int) -> tuple[float, ...]:
+    """Ridge penalties of a model in `MODELS`; linear models with `MANY` rows also try `WEAK`."""
+    path = MODELS[model][1]
+    return (*path, WEAK) if model == "linear" and rows >= MANY else path
+
+
 def cross_fit(
     federation: Federation,
     weights: Mapping[str, Float64Array] | None,
@@ -101,6 +107,7 @@ def cross_fit(
     loss: str = "cross-entropy",
     classes: int,
     ridges: Sequence[float] | None = None,
+    rounds: int = 300,
     seed: int = 0,
     ledger: Ledger | None = None,
     phase: str = "train.model",
@@ -120,12 +127,11 @@ def cross_fit(
     classes : int
         Number of classes; 1 in regression.
     ridges : sequence of float, optional
-        Penalties to try, from strong to weak. By default the penalties of the model in `MODELS`; a
-        linear model with 1,000 rows or more also tries 1e-4.
+        Penalties to try, from strong to weak; by default `ridge_path`.
+    rounds : int
+        Largest number of rounds for each penalty.
     """
-    make, path = MODELS[model]
-    if model == "linear" and sum(len(f) for f in fold.values()) >= MANY:
-        path = (*path, WEAK)
+    make, path = MODELS[model][0], ridge_path(model, sum(len(f) for f in fold.values()))
     path = path if ridges is None else tuple(ridges)
     ledger = Ledger() if ledger is None else ledger
 
@@ -133,7 +139,7 @@ def cross_fit(
         part = _restricted(federation, weights, keep)
         net = build(make, federation[0].x.shape[1:], classes, seed=seed)
         task = Task.of(part[0], net, FedSGD(), weights=part[1], loss=loss, dtype=torch.float64)
-        descents = descend(task, ridges=upto)
+        descents = descend(task, ridges=upto, rounds=rounds)
         book(ledger, task, descents, phase=phase)
         return _Path(task, descents)
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import stats
+from scipy.special import log_softmax
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,6 +28,17 @@ from fedshift.errors import InputError
 
 LossName = Literal["cross-entropy", "squared"]
 LOSSES = ("cross-entropy", "squared")
+
+#: scores to show for each main score, with their headings
+FIGURES = {
+    "accuracy": {
+        "constant": "constant",
+        "accuracy": "accuracy",
+        "auc": "AUROC",
+        "loss": "log loss",
+    },
+    "mse": {"constant": "constant", "mse": "MSE", "r2": "R²", "mae": "MAE"},
+}
 
 #: resamples of a bootstrap
 DRAWS = 2000
@@ -72,11 +84,19 @@ class ClientScore:
     low, high : float
         95 % interval of the accuracy (Wilson) or the mse (bootstrap).
     loss : float
-        Mean cross entropy, or half the mse.
-    auc, f1 : float or None
-        AUC and F1 score of class 1, with two classes only. The AUC needs rows of both classes.
+        Mean cross entropy (log loss), or half the mse.
+    constant : float or None
+        Main score of a constant prediction: the most frequent class or the mean of the client's
+        own training labels. None if it has no training rows.
+    auc : float or None
+        Area under the ROC curve (AUROC): each class against all others, mean over the classes of
+        the rows. None if the rows have one class.
+    f1 : float or None
+        F1 score of class 1, with two classes only.
+    mae : float or None
+        Mean absolute error (regression).
     r2 : float or None
-        1 − mse / variance of the labels.
+        R² = 1 − mse / variance of the labels (regression). None if all labels are equal.
     ess : float or None
         Effective sample size of the client's training weights.
     """
@@ -88,8 +108,10 @@ class ClientScore:
     low: float
     high: float
     loss: float
+    constant: float | None = None
     auc: float | None = None
     f1: float | None = None
+    mae: float | None = None
     r2: float | None = None
     ess: float | None = None
 
@@ -152,6 +174,11 @@ class Evaluation:
         """Mean of the main score over clients."""
         return float(self.values.mean())
 
+    def mean_of(self, name: str) -> float | None:
+        """Mean of any score over the clients that have it; None if no client has it."""
+        known = [v for r in self.rows if (v := getattr(r, name)) is not None]
+        return float(np.mean(known)) if known else None
+
     @property
     def worst(self) -> ClientScore:
         """The client with the lowest accuracy or highest mse."""
@@ -196,13 +223,19 @@ class Evaluation:
 
     @property
     def status(self) -> str:
-        """One sentence with mean, interval, worst and best client."""
+        """One sentence: mean, interval, worst and best client, and the means of `FIGURES`."""
         show = share_text if self.figure == "accuracy" else plain_text
         (low, high), k = self.interval, len(self.rows)
+        further = [
+            f"{heading} {figure_text(self.figure, name, self.mean_of(name))}"
+            for name, heading in FIGURES[self.figure].items()
+            if name != self.figure and self.mean_of("constant") is not None
+        ]
         return (
             f"mean {self.figure} {show(self.mean)} [{show(low)}, {show(high)}] over {k} "
             f"client{'s' * (k > 1)}, worst {show(self.worst.value)} ({self.worst.client}), "
             f"best {show(self.best.value)} ({self.best.client})"
+            f"{'; mean ' if further else ''}{', '.join(further)}"
         )
 
     def __repr__(self) -> str:
@@ -255,6 +288,7 @@ def evaluate(
     loss: LossName = "cross-entropy",
     batch_size: int = 1024,
     weights: Mapping[str, npt.ArrayLike] | None = None,
+    auc: bool = True,
 ) -> Evaluation:
     """Evaluate a model on every client's labelled test rows.
 
@@ -274,6 +308,8 @@ def evaluate(
     weights : mapping of client to (n,), optional
         Training weights, for the effective sample size. Leave out clients whose rows were not used
         in training.
+    auc : bool
+        Whether to compute the AUC, which takes longer than all other scores.
 
     Returns
     -------
@@ -293,6 +329,7 @@ def evaluate(
                 loss=loss,
                 batch_size=batch_size,
                 weight=None if weights is None else weights.get(client.name),
+                auc=auc,
             )
             for client in federation
         )
@@ -326,6 +363,7 @@ def _score_client(
     loss: LossName,
     batch_size: int,
     weight: npt.ArrayLike | None,
+    auc: bool,
 ) -> ClientScore:
     if client.test_y is None:
         raise InputError(
@@ -334,44 +372,72 @@ def _score_client(
         )
     if not len(client.test_x):
         raise InputError(f"client {client.name!r} must have a test row; got none; leave it out")
-    scores = predict(model, client.test_x, batch_size=batch_size)
-    y = client.test_y
-    losses, right, numbers = per_row(scores, y, loss, f"client {client.name!r}")
-    n = len(losses)
-    ess = None if weight is None else effective_sample_size(weight)
+    return score_rows(
+        predict(model, client.test_x, batch_size=batch_size),
+        client.test_y,
+        client=client.name,
+        loss=loss,
+        train_y=client.y,
+        ess=None if weight is None else effective_sample_size(weight),
+        auc=auc,
+    )
+
+
+def score_rows(
+    scores: npt.ArrayLike | Tensor,
+    y: npt.ArrayLike,
+    *,
+    client: str,
+    loss: LossName,
+    train_y: npt.ArrayLike = (),
+    ess: float | None = None,
+    auc: bool = True,
+) -> ClientScore:
+    """Evaluate the scores (n, …) of a client's rows, whose labels are y (n,).
+
+    The constant prediction comes from the client's training labels `train_y`, so it is None without
+    them. `ess` is passed on. Without `auc`, the AUC is left out.
+    """
+    from sklearn import metrics  # slow to import, and only used here
+
+    losses, right, numbers = per_row(scores, y, loss, f"client {client!r}")
+    label, known, n = np.asarray(y), np.asarray(train_y), len(losses)
     if right is None:
-        errors = 2 * losses
+        errors, guess = 2 * losses, numbers.reshape(n)
         low, high = mean_interval(errors)
-        mse, variance = float(errors.mean()), float(np.asarray(y, dtype=np.float64).var())
         return ClientScore(
-            client=client.name,
+            client=client,
             n=n,
-            mse=mse,
+            mse=float(errors.mean()),
             low=low,
             high=high,
             loss=float(losses.mean()),
-            r2=1 - mse / variance if variance > 0 else None,
+            constant=float(np.square(label - known.mean()).mean()) if len(known) else None,
+            mae=float(metrics.mean_absolute_error(label, guess)),
+            r2=float(metrics.r2_score(label, guess)) if label.std() > 0 else None,
             ess=ess,
         )
     correct = int(right.sum())
     low, high = stats.binomtest(correct, n).proportion_ci(method="wilson")
-    positive = np.asarray(y) == 1
-    auc = f1 = None
-    if numbers.shape[1] == 2:
-        from sklearn.metrics import roc_auc_score  # slow to import, and only used here
-
-        if 0 < positive.sum() < n:
-            auc = float(roc_auc_score(positive, numbers[:, 1] - numbers[:, 0]))
-        f1 = _f1(right, positive)
+    constant, area = None, None
+    if len(known):
+        classes, counts = np.unique(known, return_counts=True)
+        constant = float(np.mean(label == classes[counts.argmax()]))
+    present = np.unique(label).astype(np.int64)
+    if auc and len(present) > 1:
+        of = present[1:] if numbers.shape[1] == 2 else present  # two classes have the same AUC
+        order = log_softmax(numbers, axis=1)[:, of]  # probabilities can tie at 1
+        area = float(metrics.roc_auc_score((label[:, None] == of).squeeze(), order.squeeze()))
     return ClientScore(
-        client=client.name,
+        client=client,
         n=n,
         accuracy=correct / n,
         low=float(low),
         high=float(high),
         loss=float(losses.mean()),
-        auc=auc,
-        f1=f1,
+        constant=constant,
+        auc=area,
+        f1=_f1(right, label == 1) if numbers.shape[1] == 2 else None,
         ess=ess,
     )
 
@@ -445,6 +511,13 @@ def as_tensor(a: npt.ArrayLike | Tensor) -> Tensor:
 def share_text(value: float) -> str:
     """Format a share with three digits and no leading zero: .835."""
     return f"{value:.3f}".removeprefix("0")
+
+
+def figure_text(figure: str, name: str, value: float | None) -> str:
+    """Format a score of `FIGURES`, for a main score; "–" if there is none."""
+    if value is None:
+        return "–"
+    return (share_text if figure == "accuracy" and name != "loss" else plain_text)(value)
 
 
 def plain_text(value: float) -> str:

@@ -19,6 +19,7 @@ from fedshift.federation.shift_type import Explanation, SiteLabelDistributions
 from fedshift.learn.evaluate import Evaluation
 from fedshift.learn.forecast import Forecast
 from fedshift.learn.gate import Gate
+from fedshift.learn.site_scores import SiteScores
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,9 @@ class TabularOutcome:
         Label distributions; None in regression.
     forecast : Forecast
         Predicted performance of the chosen model at every site, without deployment labels.
+    scores : tuple of SiteScores
+        Scores of the chosen model beside models that sites train alone: on labelled deployment
+        rows, if there are any, and on held-out training rows.
     ledger : Ledger
         Everything that left the sites.
     objective : str
@@ -76,6 +80,7 @@ class TabularOutcome:
     explanations: Mapping[str, Explanation]
     marginals: SiteLabelDistributions | None
     forecast: Forecast
+    scores: tuple[SiteScores, ...]
     ledger: Ledger
     objective: str
     seed: int
@@ -156,5 +161,6 @@ class TabularOutcome:
                 for name, c in self.candidates.items()
             },
             "forecast": self.forecast.to_records(),
+            "scores": [scores.to_dict() for scores in self.scores],
             "ledger": self.ledger.to_records(),
         }

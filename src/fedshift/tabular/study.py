@@ -220,13 +220,13 @@ class TableStudy:
             lift=lift,
             doubts=doubts,
         )
-        self.book_sums(forecast.rounds * (self.classes + 2))
+        self.book_sums(self.classes + 2, rounds=forecast.rounds)
         return forecast
 
-    def book_sums(self, count: int) -> None:
-        """Record in the ledger that every site sent this many numbers."""
+    def book_sums(self, count: int, rounds: int = 1) -> None:
+        """Record in the ledger that every site sent this many numbers, in every round."""
         for c in self.scaled:
-            self.ledger.add(c.name, "query.validate", up=8 * count)
+            self.ledger.add(c.name, "query.validate", up=8 * count * rounds, exchanges=rounds)
 
     def candidate(
         self, name: str, fit: CrossFittedModel, weights: Mapping[str, Weights] | None
