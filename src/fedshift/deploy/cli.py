@@ -310,6 +310,7 @@ def _print_result(result: Mapping[str, Any], console: Console) -> None:
     from rich.table import Table
 
     from fedshift.federation.ledger import Ledger, human
+    from fedshift.learn.evaluate import Evaluation
 
     costs = Ledger.from_records(result["ledger"]).by_client()
     scores = {row["client"]: row for row in result["evaluation"] or []}
@@ -338,8 +339,8 @@ def _print_result(result: Mapping[str, Any], console: Console) -> None:
         console.print(f"{e['client']} was left out of {where}: {e['why']}")
     if len(dropped) > 10:
         console.print(f"… and {len(dropped) - 10} more such events; see record/events.jsonl")
-    if result["mean"] is not None:
-        console.print(f"mean over {len(scores)} clients: {result['mean']:.3f}")
+    if scores:
+        console.print(Evaluation.from_records(scores.values()).status, highlight=False)
 
 
 def _short(value: object) -> str:

@@ -92,12 +92,6 @@ def make_folds(labels: Mapping[str, npt.NDArray[Any]], *, count: int, seed: int)
     return out
 
 
-def ridge_path(model: str, rows: int) -> tuple[float, ...]:
-    """Ridge penalties of a model in `MODELS`; linear models with `MANY` rows also try `WEAK`."""
-    path = MODELS[model][1]
-    return (*path, WEAK) if model == "linear" and rows >= MANY else path
-
-
 def cross_fit(
     federation: Federation,
     weights: Mapping[str, Float64Array] | None,
@@ -127,11 +121,14 @@ def cross_fit(
     classes : int
         Number of classes; 1 in regression.
     ridges : sequence of float, optional
-        Penalties to try, from strong to weak; by default `ridge_path`.
+        Penalties to try, from strong to weak. By default the penalties of the model in `MODELS`; a
+        linear model with 1,000 rows or more also tries 1e-4.
     rounds : int
         Largest number of rounds for each penalty.
     """
-    make, path = MODELS[model][0], ridge_path(model, sum(len(f) for f in fold.values()))
+    make, path = MODELS[model]
+    if model == "linear" and sum(len(f) for f in fold.values()) >= MANY:
+        path = (*path, WEAK)
     path = path if ridges is None else tuple(ridges)
     ledger = Ledger() if ledger is None else ledger
 
@@ -184,7 +181,7 @@ def _restricted(
         for c in federation
         if keep[c.name].any()
     )
-    part = None if weights is None else {n: w[keep[n]] for n, w in weights.items()}
+    part = None if weights is None else {n: weights[n][rows] for n, rows in keep.items()}
     return Federation(tuple(clients)), part
 
 

@@ -208,4 +208,4 @@ def book(ledger: Ledger, task: Task, descents: Sequence[Descent], *, phase: str)
         if share > 0:
             up = rounds * (task.layout.size + 1) + 1
             down = size * rounds * task.layout.size
-            ledger.add(name, phase, up=size * up, down=down, exchanges=rounds)
+            ledger.add(name, phase, up=size * up, down=down, replies=rounds)

@@ -36,8 +36,8 @@ class Ledger:
 
     Attributes
     ----------
-    exchanges : Counter of client
-        Number of replies that each client sent. Records do not hold it.
+    replies : Counter of client
+        Number of replies that each client sent. `to_records` leaves it out.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._cost: dict[tuple[str, str], Cost] = {}
-        self.exchanges: Counter[str] = Counter()
+        self.replies: Counter[str] = Counter()
 
     def add(
         self,
@@ -60,11 +60,11 @@ class Ledger:
         up: int = 0,
         down: int = 0,
         rows: int = 0,
-        exchanges: int = 1,
+        replies: int = 1,
     ) -> None:
         """Add the bytes that one client sent and received in a phase, and the rows that left it.
 
-        The client sent them in a number of replies, `exchanges`.
+        The client sent them in so many replies.
 
         Raises
         ------
@@ -75,13 +75,13 @@ class Ledger:
             whole_number(value, f"ledger: {name} of client {client!r} in phase {phase!r}", least=0)
         key, cost = (client, phase), Cost(int(up), int(down), int(rows))
         self._cost[key] = self._cost.get(key, Cost()).plus(cost)
-        self.exchanges[client] += exchanges
+        self.replies[client] += replies
 
     def merge(self, other: Ledger) -> None:
         """Add all entries of another ledger."""
         for record in other.to_records():
-            self.add(**record, exchanges=0)
-        self.exchanges += other.exchanges
+            self.add(**record, replies=0)
+        self.replies += other.replies
 
     def record_rounds(self, task: Task, log: Log, *, phase: str = "train.model") -> None:
         """Add the cost of the rounds in a log, for the clients that took part."""
@@ -94,7 +94,7 @@ class Ledger:
             spared = spared * (down - task.bytes_down(repeat=True))
         for position, count, less in zip(positions, counts, spared, strict=True):
             cost = {"up": int(count) * up, "down": int(count) * down - int(less)}
-            self.add(task.names[position], phase, **cost, exchanges=int(count))
+            self.add(task.names[position], phase, **cost, replies=int(count))
 
     def record_steps(
         self, clients: Iterable[str], *, steps: int, parameters: int, phase: str = "train.ratio"
@@ -106,7 +106,7 @@ class Ledger:
         """
         size = 4 * steps * parameters
         for client in clients:
-            self.add(client, phase, up=size, down=size, exchanges=steps)
+            self.add(client, phase, up=size, down=size, replies=steps)
 
     @property
     def total(self) -> Cost:
@@ -167,7 +167,7 @@ class Ledger:
         out = cls()
         for record in records:
             try:
-                out.add(**record, exchanges=0)
+                out.add(**record, replies=0)
             except TypeError:
                 raise InputError(
                     "a ledger record must have the keys client, phase, up, down, rows; got "

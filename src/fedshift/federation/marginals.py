@@ -282,7 +282,7 @@ class FederatedMLLS(BaseEstimator):
         size = 8 * (classes + 1 if self.calibration == "bcts" else classes * (classes + 1))
         for name in self.sources_:
             up, down = own + steps * (size + 8), steps * size
-            ledger.add(name, "query.calibrate", up=up, down=down, exchanges=steps + 1)
+            ledger.add(name, "query.calibrate", up=up, down=down, replies=steps + 1)
             ledger.add(name, "query.describe", up=own, down=own)  # its own, and the sum of all
             if self.pooling:  # its training distribution too, to all others
                 ledger.add(name, "query.describe", up=own, down=own * len(self.sources_))

@@ -22,23 +22,13 @@ from torch.nn import functional as F
 
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
+from fedshift.core.score_text import FIGURES, figure_text, plain_text, share_text
 from fedshift.core.weights import effective_sample_size
 from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import InputError
 
 LossName = Literal["cross-entropy", "squared"]
 LOSSES = ("cross-entropy", "squared")
-
-#: scores to show for each main score, with their headings
-FIGURES = {
-    "accuracy": {
-        "constant": "constant",
-        "accuracy": "accuracy",
-        "auc": "AUROC",
-        "loss": "log loss",
-    },
-    "mse": {"constant": "constant", "mse": "MSE", "r2": "R²", "mae": "MAE"},
-}
 
 #: resamples of a bootstrap
 DRAWS = 2000
@@ -226,11 +216,10 @@ class Evaluation:
         """One sentence: mean, interval, worst and best client, and the means of `FIGURES`."""
         show = share_text if self.figure == "accuracy" else plain_text
         (low, high), k = self.interval, len(self.rows)
-        further = [
-            f"{heading} {figure_text(self.figure, name, self.mean_of(name))}"
-            for name, heading in FIGURES[self.figure].items()
-            if name != self.figure and self.mean_of("constant") is not None
-        ]
+        names = FIGURES[self.figure]
+        means = {n: m for n in names if n != self.figure and (m := self.mean_of(n)) is not None}
+        further = [f"{names[n]} {figure_text(self.figure, n, m)}" for n, m in means.items()]
+        further = further if means.keys() - {"loss"} else []
         return (
             f"mean {self.figure} {show(self.mean)} [{show(low)}, {show(high)}] over {k} "
             f"client{'s' * (k > 1)}, worst {show(self.worst.value)} ({self.worst.client}), "
@@ -321,19 +310,21 @@ def evaluate(
         If a client has no test labels, its labels do not fit the loss, or a score is not finite.
         The message names the client.
     """
-    return Evaluation(
-        tuple(
-            _score_client(
-                models if isinstance(models, nn.Module) else models(client.name),
-                client,
-                loss=loss,
-                batch_size=batch_size,
-                weight=None if weights is None else weights.get(client.name),
-                auc=auc,
+    rows = []
+    for c in federation:
+        if c.test_y is None:
+            raise InputError(
+                f"client {c.name!r} has no test labels to evaluate on; pass test_y, or use "
+                "importance_weighted_risk, which needs none"
             )
-            for client in federation
-        )
-    )
+        if not len(c.test_x):
+            raise InputError(f"client {c.name!r} must have a test row; got none; leave it out")
+        model = models if isinstance(models, nn.Module) else models(c.name)
+        scores = predict(model, c.test_x, batch_size=batch_size)
+        weight = None if weights is None else weights.get(c.name)
+        ess = None if weight is None else effective_sample_size(weight)
+        rows.append(score_rows(scores, c.test_y, c, loss, ess=ess, auc=auc))
+    return Evaluation(tuple(rows))
 
 
 def predict(model: nn.Module, x: npt.ArrayLike | Tensor, *, batch_size: int = 1024) -> Tensor:
@@ -356,86 +347,54 @@ def predict(model: nn.Module, x: npt.ArrayLike | Tensor, *, batch_size: int = 10
     return torch.cat(parts)
 
 
-def _score_client(
-    model: nn.Module,
-    client: ClientData,
-    *,
-    loss: LossName,
-    batch_size: int,
-    weight: npt.ArrayLike | None,
-    auc: bool,
-) -> ClientScore:
-    if client.test_y is None:
-        raise InputError(
-            f"client {client.name!r} has no test labels to evaluate on; pass test_y, or use "
-            "importance_weighted_risk, which needs none"
-        )
-    if not len(client.test_x):
-        raise InputError(f"client {client.name!r} must have a test row; got none; leave it out")
-    return score_rows(
-        predict(model, client.test_x, batch_size=batch_size),
-        client.test_y,
-        client=client.name,
-        loss=loss,
-        train_y=client.y,
-        ess=None if weight is None else effective_sample_size(weight),
-        auc=auc,
-    )
-
-
 def score_rows(
     scores: npt.ArrayLike | Tensor,
     y: npt.ArrayLike,
-    *,
-    client: str,
+    client: ClientData,
     loss: LossName,
-    train_y: npt.ArrayLike = (),
+    *,
     ess: float | None = None,
     auc: bool = True,
 ) -> ClientScore:
-    """Evaluate the scores (n, …) of a client's rows, whose labels are y (n,).
+    """Evaluate the scores (n, …) of rows with labels y (n,), such as the client's test rows.
 
-    The constant prediction comes from the client's training labels `train_y`, so it is None without
-    them. `ess` is passed on. Without `auc`, the AUC is left out.
+    `auc` is as in `evaluate`. `ess` is passed on.
     """
     from sklearn import metrics  # slow to import, and only used here
 
-    losses, right, numbers = per_row(scores, y, loss, f"client {client!r}")
-    label, known, n = np.asarray(y), np.asarray(train_y), len(losses)
+    losses, right, numbers = per_row(scores, y, loss, f"client {client.name!r}")
+    label, n, risk = np.asarray(y), len(losses), float(losses.mean())
     if right is None:
-        errors, guess = 2 * losses, numbers.reshape(n)
-        low, high = mean_interval(errors)
+        low, high = mean_interval(2 * losses)
+        guess = numbers.reshape(n)
         return ClientScore(
-            client=client,
+            client=client.name,
             n=n,
-            mse=float(errors.mean()),
+            mse=2 * risk,
             low=low,
             high=high,
-            loss=float(losses.mean()),
-            constant=float(np.square(label - known.mean()).mean()) if len(known) else None,
+            loss=risk,
+            constant=float(np.square(label - client.y.mean()).mean()) if len(client.y) else None,
             mae=float(metrics.mean_absolute_error(label, guess)),
             r2=float(metrics.r2_score(label, guess)) if label.std() > 0 else None,
             ess=ess,
         )
     correct = int(right.sum())
     low, high = stats.binomtest(correct, n).proportion_ci(method="wilson")
-    constant, area = None, None
-    if len(known):
-        classes, counts = np.unique(known, return_counts=True)
-        constant = float(np.mean(label == classes[counts.argmax()]))
-    present = np.unique(label).astype(np.int64)
+    values, counts = np.unique(client.y, return_counts=True)
+    present, area = np.unique(label).astype(np.int64), None
     if auc and len(present) > 1:
         of = present[1:] if numbers.shape[1] == 2 else present  # two classes have the same AUC
         order = log_softmax(numbers, axis=1)[:, of]  # probabilities can tie at 1
         area = float(metrics.roc_auc_score((label[:, None] == of).squeeze(), order.squeeze()))
     return ClientScore(
-        client=client,
+        client=client.name,
         n=n,
         accuracy=correct / n,
         low=float(low),
         high=float(high),
-        loss=float(losses.mean()),
-        constant=constant,
+        loss=risk,
+        constant=float(np.mean(label == values[counts.argmax()])) if len(values) else None,
         auc=area,
         f1=_f1(right, label == 1) if numbers.shape[1] == 2 else None,
         ess=ess,
@@ -506,20 +465,3 @@ def as_tensor(a: npt.ArrayLike | Tensor) -> Tensor:
             "0, 1, … first"
         )
     return torch.tensor(array)
-
-
-def share_text(value: float) -> str:
-    """Format a share with three digits and no leading zero: .835."""
-    return f"{value:.3f}".removeprefix("0")
-
-
-def figure_text(figure: str, name: str, value: float | None) -> str:
-    """Format a score of `FIGURES`, for a main score; "–" if there is none."""
-    if value is None:
-        return "–"
-    return (share_text if figure == "accuracy" and name != "loss" else plain_text)(value)
-
-
-def plain_text(value: float) -> str:
-    """Format a number with three significant digits."""
-    return f"{value:.3g}"

@@ -23,12 +23,10 @@ from fedshift.report.sections.shift import shift
 from fedshift.report.sections.summary import summary
 from fedshift.report.sections.theory import theory
 from fedshift.report.sections.weights import weights
-from fedshift.report.sections.worth import worth
 
 #: in page order
 SECTIONS = (
     effect,
-    worth,
     gate,
     shift,
     cards,

@@ -22,7 +22,7 @@ weights                 {site: ``n``, ``mean``, ``max``, ``ess``, ``coverage``, 
                         weights differ from ratios), ``histogram`` {``edges``, ``counts``}}
 ledger                  a list: ``client``, ``phase``, ``disclosure_level`` (0 to 5), ``up``,
                         ``down`` (bytes), ``rows`` (rows of data that left the site)
-exchanges               {site: number of replies that it sent in training}
+replies                 {site: number of replies that it sent in training}
 theory                  ``spectrum`` (``Spectra.to_records()``)
 ======================  ===========================================================================
 

@@ -76,7 +76,7 @@ def training(encoded: Encoded, outcome: TabularOutcome) -> dict[str, Any]:
             {**e, "disclosure_level": DISCLOSURE_LEVELS.get(e["phase"], 2)}
             for e in results["ledger"]
         ],
-        "exchanges": dict(outcome.ledger.exchanges),
+        "replies": dict(outcome.ledger.replies),
     }
 
 

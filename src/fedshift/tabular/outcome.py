@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -19,7 +19,9 @@ from fedshift.federation.shift_type import Explanation, SiteLabelDistributions
 from fedshift.learn.evaluate import Evaluation
 from fedshift.learn.forecast import Forecast
 from fedshift.learn.gate import Gate
-from fedshift.learn.site_scores import SiteScores
+
+if TYPE_CHECKING:
+    from fedshift.tabular.site_scores import SiteScores
 
 
 @dataclass(frozen=True, eq=False)

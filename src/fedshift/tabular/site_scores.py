@@ -1,30 +1,64 @@
-"""Train every site alone, and score its model beside the federated one, on the same rows."""
+"""What is the federation worth to a site? The federated model beside one that it trains alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedshift.core.samples import Float64Array
-from fedshift.data.federation import ClientData, Federation
-from fedshift.federation.crossval import CrossFittedModel, cross_fit, ridge_path, scores_of
-from fedshift.learn.evaluate import Evaluation, per_row, score_rows
-from fedshift.learn.gate import difference
-from fedshift.learn.site_scores import SiteScores
+from fedshift.core.weights import effective_sample_size
+from fedshift.federation.crossval import CrossFittedModel, scores_of
+from fedshift.learn.evaluate import ClientScore, Evaluation, per_row, score_rows
+from fedshift.learn.gate import Difference, difference
 from fedshift.tabular.outcome import ModelCandidate
 from fedshift.tabular.study import TableStudy
 
 #: rows from which a site trains alone, and effective rows from which two models are compared
 LEAST, LEAST_ESS = 20, 10.0
-#: rounds of training alone: a perceptron changes little after them (a linear model needs fewer)
-ROUNDS = 75
 #: level of the two-sided interval of a difference
 LEVEL = 0.95
 #: numbers that a site sends for each kind of rows: scores of two models, a difference with interval
-NUMBERS = 2 * 9 + 4
+NUMBERS = 2 * 9 + 3
+
+
+@dataclass(frozen=True, eq=False)
+class SiteScores:
+    """Scores of the federated model and of models that sites train alone, on the same rows.
+
+    A site trains alone on its own rows only: the model class of the federated model, with the same
+    folds, and a ridge penalty chosen in the same way.
+
+    Attributes
+    ----------
+    rows : {"deployment rows", "held-out training rows"}
+        The rows that are scored. A held-out row is scored by models trained without it.
+    federated : Evaluation
+        Scores of the federated model at every site that has such rows.
+    alone : tuple of ClientScore
+        Scores of models trained alone, at the sites with enough rows.
+    differences : mapping of site to Difference
+        Mean loss (log loss or mse) of the federated model minus that of the model trained alone.
+        Above 0, the site is better off alone. Held-out rows have their training weights, and so
+        represent the deployment rows.
+    """
+
+    rows: str
+    federated: Evaluation
+    alone: tuple[ClientScore, ...]
+    differences: Mapping[str, Difference]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all scores and differences, ready for JSON."""
+        return {
+            "rows": self.rows,
+            "figure": self.federated.figure,
+            "federated": self.federated.to_records(),
+            "alone": [asdict(score) for score in self.alone],
+            "differences": {name: d.to_dict() for name, d in self.differences.items()},
+        }
 
 
 def score_sites(study: TableStudy, chosen: ModelCandidate) -> tuple[SiteScores, ...]:
@@ -38,67 +72,42 @@ def score_sites(study: TableStudy, chosen: ModelCandidate) -> tuple[SiteScores, 
     tuple of SiteScores
         On labelled deployment rows, if any site has some; then on held-out training rows.
     """
-    base = study.times_base(None)
-    alone = {c.name: fit for c in study.scaled if (fit := _alone(study, c, chosen, base[c.name]))}
-    weights = study.times_base(chosen.weights)
-    labels = {c.name: c.y for c in study.federation}
-    tested = {c.name: c.test_y for c in study.federation if c.test_y is not None and len(c.test_y)}
-    fits = {n: (chosen.fit, *([alone[n]] if n in alone else [])) for n in labels}
-    held_out = {n: [fit.held_out[n] for fit in pair] for n, pair in fits.items()}
-    out = [_compare(study, "held-out training rows", labels, held_out, weights)]
-    if tested:
-        scores = {
-            n: [scores_of(fit.module, study.scaled[n].test_x) for fit in fits[n]] for n in tested
-        }
-        ones = {n: np.ones(len(y)) for n, y in tested.items()}
-        out.insert(0, _compare(study, "deployment rows", tested, scores, ones))
+    base, weights, fits = study.times_base(None), study.times_base(chosen.weights), {}
+    for c in study.scaled:
+        y, fits[c.name] = c.y[base[c.name] > 0], [chosen.fit]
+        mixed = study.classes == 1 or np.sort(np.bincount(y, minlength=2))[-2] > 1
+        if len(y) >= LEAST and mixed:
+            fits[c.name].append(study.fit(None, chosen.fit.model, site=c.name))
+    parts = [_compare(study, fits, weights, deployed=deployed) for deployed in (True, False)]
+    out = tuple(part for part in parts if part is not None)
     study.book_sums(NUMBERS * len(out))
-    return tuple(out)
-
-
-def _alone(
-    study: TableStudy, c: ClientData, chosen: ModelCandidate, base: Float64Array
-) -> CrossFittedModel | None:
-    """Train a site alone; None if it has too few rows."""
-    y = c.y[base > 0]
-    second = len(y) if study.loss == "squared" else np.sort(np.unique(y, return_counts=True)[1])
-    if len(y) < LEAST or np.append(0, second)[-2:].min() < 2:
-        return None
-    return cross_fit(
-        Federation((c,)),
-        {c.name: base},
-        {c.name: study.fold[c.name]},
-        model=chosen.fit.model,
-        loss=study.loss,
-        classes=study.classes,
-        ridges=ridge_path(chosen.fit.model, study.rows),
-        rounds=ROUNDS,
-        seed=study.seed,
-    )
+    return out
 
 
 def _compare(
     study: TableStudy,
-    rows: str,
-    labels: Mapping[str, npt.NDArray[np.generic]],
-    scores: Mapping[str, list[Float64Array]],
+    fits: Mapping[str, list[CrossFittedModel]],
     weights: Mapping[str, Float64Array],
-) -> SiteScores:
-    """Score the federated model (first) and the site's own (second, if there is one)."""
-    federated, local, differences = [], {}, {}
-    shift, scale = study.out  # of labels in a regression
-    for name, y in labels.items():
-        pair = [s * scale + shift for s in scores[name]]
-        train_y = study.federation[name].y
-        both = [score_rows(s, y, client=name, loss=study.loss, train_y=train_y) for s in pair]
-        federated.append(both[0])
-        if len(both) < 2:
+    *,
+    deployed: bool,
+) -> SiteScores | None:
+    """Score the federated model and the site's own, if there is one, at every site with labels."""
+    every: tuple[list[ClientScore], list[ClientScore]] = ([], [])  # federated, and alone
+    differences, unit = {}, 2 if study.loss == "squared" else 1  # the mse is twice the loss
+    for c in study.federation:
+        y, w = (c.test_y, np.ones(len(c.test_x))) if deployed else (c.y, weights[c.name])
+        if y is None or not len(y):
             continue
-        local[name] = both[1]
-        unit = 2 if study.loss == "squared" else 1  # the mse is twice the loss
-        losses = [{name: unit * per_row(s, y, study.loss, name)[0]} for s in pair]
-        if weights[name].any():
-            d = difference(losses[0], losses[1], {name: weights[name]})
-            if d.ess >= LEAST_ESS:
-                differences[name] = replace(d, candidate="federated", baseline="alone", level=LEVEL)
-    return SiteScores(rows, Evaluation(tuple(federated)), local, differences)
+        x, losses = study.scaled[c.name].test_x, []
+        for fit, scores in zip(fits[c.name], every, strict=False):
+            z = scores_of(fit.module, x) if deployed else fit.held_out[c.name]
+            z = study.out[0] + study.out[1] * z  # in the unit of the labels
+            scores.append(score_rows(z, y, c, study.loss))
+            losses.append({c.name: unit * per_row(z, y, study.loss, c.name)[0]})
+        if len(losses) > 1 and effective_sample_size(w) >= LEAST_ESS:
+            d = difference(losses[0], losses[1], {c.name: w})
+            differences[c.name] = replace(d, candidate="federated", baseline="alone", level=LEVEL)
+    if not every[0]:
+        return None
+    rows = "deployment rows" if deployed else "held-out training rows"
+    return SiteScores(rows, Evaluation(tuple(every[0])), tuple(every[1]), differences)

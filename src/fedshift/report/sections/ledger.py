@@ -10,7 +10,6 @@ from fedshift.report.blocks import Heading, Section, folded, not_run, table
 from fedshift.report.drawings import key
 from fedshift.report.format import UNKNOWN, count, known, size
 from fedshift.report.markup import Child, Html, join, named, tag
-from fedshift.report.site_scores import simulation
 
 #: the disclosure levels, from model updates to raw rows
 DISCLOSURE_LEVELS = (
@@ -59,7 +58,6 @@ def ledger(record: Mapping[str, Any]) -> Section:
         return not_run("ledger", "What left the sites", "fedshift train SITES", "nothing was sent.")
     body = join(
         tag("p", tag("strong", headline(entries)), " ", _rest(entries)),
-        tag("p", simulation(record)),
         _levels_list(entries),
         tag("h3", "By phase"),
         _grouped(entries, "phase", "Phase"),
