@@ -20,7 +20,7 @@ from fedshift.tabular.study import TableStudy
 LEAST, LEAST_ESS = 20, 10.0
 #: level of the two-sided interval of a difference
 LEVEL = 0.95
-#: numbers that a site sends for each kind of rows: scores of two models, a difference with interval
+#: numbers that a site sends of held-out rows: scores of two models, a difference with its interval
 NUMBERS = 2 * 9 + 3
 
 
@@ -65,7 +65,8 @@ def score_sites(study: TableStudy, chosen: ModelCandidate) -> tuple[SiteScores, 
     """Score a model beside models that sites train alone.
 
     Training alone needs `LEAST` rows and, in classification, two rows of a second class. Nothing
-    leaves a site for it; the scores and differences do.
+    leaves a site for it; the scores and differences do. The ledger has those of held-out rows.
+    Those of labelled deployment rows are measurements, like `ModelCandidate.evaluation`.
 
     Returns
     -------
@@ -78,10 +79,9 @@ def score_sites(study: TableStudy, chosen: ModelCandidate) -> tuple[SiteScores, 
         mixed = study.classes == 1 or np.sort(np.bincount(y, minlength=2))[-2] > 1
         if len(y) >= LEAST and mixed:
             fits[c.name].append(study.fit(None, chosen.fit.model, site=c.name))
+    study.book_sums(NUMBERS)
     parts = [_compare(study, fits, weights, deployed=deployed) for deployed in (True, False)]
-    out = tuple(part for part in parts if part is not None)
-    study.book_sums(NUMBERS * len(out))
-    return out
+    return tuple(part for part in parts if part is not None)
 
 
 def _compare(
