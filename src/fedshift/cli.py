@@ -317,6 +317,8 @@ def _diagnose(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     from fedshift.diagnose import render
+    from fedshift.report.comparison import render as render_tables
+    from fedshift.report.site_scores import first_lines, score_table
     from fedshift.sites import train
 
     if find_spec("pyarrow") is None:  # before training
@@ -330,12 +332,16 @@ def _train(args: argparse.Namespace) -> int:
     )
     page = trained.save(args.output).with_name("report.html")
     outcome = trained.outcome
+    record = trained.to_dict()
     print(wrap(outcome.status))
+    for line in first_lines(record):
+        print(wrap(line))
+    print(render_tables([score_table(record["scores"][0], most=12)]), end="")
     if outcome.before is not None and outcome.evaluation is not None:
         print(wrap(f"model without weights, on test labels: {outcome.before.status}"))
         print(wrap(f"chosen model, on test labels: {outcome.evaluation.status}"))
     print(wrap(str(outcome.ledger)))
-    _write_record(trained.to_dict(), page)
+    _write_record(record, page)
     new = f"fedshift diagnose NEW --since {quote(str(args.output))}"
     print(f"Next, read it. With new rows of the sites, run:\n  {new}")
     if args.verbose:
@@ -481,7 +487,7 @@ def _compare(args: argparse.Namespace) -> int:
         known=known,
         needed=not studies,
     )
-    sheets = [comparison.sheet() for comparison in comparisons] + studies
+    sheets = [sheet for c in comparisons for sheet in (c.sheet(), c.further())] + studies
     if args.curves is not None:
         _draw_curves([sheet for sheet in sheets if sheet.curves], args.curves)
     if path is not None:

@@ -275,8 +275,9 @@ def score(
     federation: Federation,
     settings: Settings,
     weights: Mapping[str, Weights] | None = None,
+    auc: bool = True,
 ) -> Evaluation:
-    """Evaluate a state on the test rows of every client."""
+    """Evaluate a state on the test rows of every client, with or without the AUC."""
     local = task.plan.norm == "local"
     shared = None if local else _on_device(task, state, None)
 
@@ -285,7 +286,7 @@ def score(
 
     data = Federation(tuple(_cast(c, task.x.dtype) for c in federation))
     values = None if weights is None else {n: w.values for n, w in weights.items()}
-    return evaluate(model_of, data, loss=settings.loss, weights=values)
+    return evaluate(model_of, data, loss=settings.loss, weights=values, auc=auc)
 
 
 def _on_device(task: Task, state: State, client: str | None) -> nn.Module:

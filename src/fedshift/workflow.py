@@ -98,7 +98,7 @@ def run(
         folder=folder,
         watch=watch,
         ledger=ledger,
-        test=test if settings.watch_test else None,
+        test=partial(test, auc=False) if settings.watch_test else None,
     )
     return Outcome(
         task=task,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -90,12 +91,15 @@ def test_classes_equal_sklearn(classes: int) -> None:
         assert row.loss == pytest.approx(metrics.log_loss(y, p, labels=range(classes)), rel=1e-6)
         known = stats.binomtest((p.argmax(1) == y).sum(), len(y)).proportion_ci(method="wilson")
         assert (row.low, row.high) == (known.low, known.high)
+        assert row.constant == np.mean(y == np.bincount(c.y).argmax())
         if classes == 2:
             assert row.auc == pytest.approx(metrics.roc_auc_score(y, logits[:, 1] - logits[:, 0]))
             assert row.f1 == pytest.approx(metrics.f1_score(y, p.argmax(1)))
         else:
-            assert row.auc is row.f1 is None
-        assert row.mse is row.r2 is row.ess is None
+            assert row.auc == pytest.approx(metrics.roc_auc_score(y, p, multi_class="ovr"))
+            assert row.f1 is None
+        assert row.mse is row.mae is row.r2 is row.ess is None
+    assert [r.auc for r in evaluate(model, fed, auc=False).rows] == [None] * 3
 
 
 def test_numbers_equal_sklearn() -> None:
@@ -107,6 +111,8 @@ def test_numbers_equal_sklearn() -> None:
         assert row.mse == pytest.approx(metrics.mean_squared_error(c.test_y, guess), rel=1e-6)
         assert row.loss == pytest.approx(row.value / 2)
         assert row.r2 == pytest.approx(metrics.r2_score(c.test_y, guess), rel=1e-5)
+        assert row.mae == pytest.approx(metrics.mean_absolute_error(c.test_y, guess), rel=1e-5)
+        assert row.constant == pytest.approx(np.mean((c.test_y - c.y.mean()) ** 2))
         assert row.low < row.value < row.high
         assert row.accuracy is None
     assert got.worst.value == got.values.max()  # a large error is bad
@@ -203,6 +209,16 @@ def test_summary_known_by_hand() -> None:
     assert sure.interval[1] == 1
 
 
+def test_the_summary_names_further_scores() -> None:
+    assert re.search(
+        r"; mean constant \.\d{3}, AUROC \.\d{3}, log loss \d",
+        repr(evaluate(linear(2), federation(2))),
+    )
+    assert "; mean constant " in (text := repr(evaluate(linear(1), federation(0), loss="squared")))
+    assert ", R² " in text
+    assert ", MAE " in text
+
+
 def test_interval_of_the_mean_covers() -> None:
     rng = np.random.default_rng(0)
     p, n = np.array([0.6, 0.9, 0.97, 0.3]), np.array([200, 60, 30, 20])
@@ -224,6 +240,7 @@ def test_records_and_frame() -> None:
         "low",
         "high",
         "loss",
+        "constant",
         "auc",
         "f1",
         "ess",
@@ -233,7 +250,7 @@ def test_records_and_frame() -> None:
     assert list(frame["client"]) == ["c0", "c1", "c2"]
     assert frame["accuracy"].mean() == pytest.approx(e.mean)
     assert list(evaluate(linear(1), federation(0), loss="squared").to_frame()) == [
-        "client", "n", "mse", "low", "high", "loss", "r2"
+        "client", "n", "mse", "low", "high", "loss", "constant", "mae", "r2"
     ]  # fmt: skip
 
 
@@ -300,6 +317,10 @@ def test_one_class_and_nothing_positive_have_no_auc_or_f1() -> None:
         model.bias.copy_(torch.tensor([5.0, 0.0]))
     row = evaluate(model, _with(federation(2)["c1"], test_y=np.zeros(7, int))).rows[0]
     assert (row.accuracy, row.auc, row.f1) == (1.0, None, None)
+    one_of_three = evaluate(linear(3), _with(federation(3)["c1"], test_y=np.full(7, 2)))
+    assert one_of_three.rows[0].auc is None
+    two_of_three = evaluate(linear(3), _with(federation(3)["c1"], test_y=np.arange(7) % 2))
+    assert 0 <= (two_of_three.rows[0].auc or -1.0) <= 1
     flat = evaluate(linear(1), _with(federation(0)["c1"], test_y=np.ones(7)), loss="squared")
     assert flat.rows[0].r2 is None
 

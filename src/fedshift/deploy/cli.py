@@ -314,6 +314,7 @@ class _Display:
 def _print_result(result: Mapping[str, Any], console: Console) -> None:
     """Print a table with a row per client: score, weights, and what left the client."""
     from fedshift.federation.ledger import Ledger, human
+    from fedshift.learn.evaluate import Evaluation
     from fedshift.report.comparison import Sheet, render
 
     costs = Ledger.from_records(result["ledger"]).by_client()
@@ -345,8 +346,8 @@ def _print_result(result: Mapping[str, Any], console: Console) -> None:
         console.print(f"{e['client']} was left out of {where}: {e['why']}")
     if len(dropped) > 10:
         console.print(f"… and {len(dropped) - 10} more such events; see record/events.jsonl")
-    if result["mean"] is not None:
-        console.print(f"mean over {len(scores)} clients: {result['mean']:.3f}")
+    if scores:
+        console.print(Evaluation.from_records(scores.values()).status, highlight=False)
 
 
 def _short(value: object) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import stats
 
 from fedshift.core.files import read_json
+from fedshift.core.score_text import FIGURES, figure_text
 from fedshift.errors import InputError
 from fedshift.experiments.archive import SUFFIX, Run, is_archive, read
 from fedshift.experiments.published import (
@@ -28,6 +29,7 @@ from fedshift.experiments.published import (
 from fedshift.experiments.recipe import SECTIONS, Published, Recipe, recipes
 from fedshift.experiments.records import dotted
 from fedshift.report.comparison import Sheet
+from fedshift.report.format import known
 
 #: the method that others are compared with
 BASE = "ERM"
@@ -90,6 +92,11 @@ class MethodRow:
         """Figures of the worst and the best client, means over seeds."""
         low, high = (float(np.mean([end(v.values()) for v in values])) for end in (min, max))
         return (low, high) if self.figure == "accuracy" else (high, low)
+
+    def mean_of(self, name: str) -> float | None:
+        """Mean of a score over clients, then over runs; None unless all runs recorded it."""
+        each = [[v for c in r.result["clients"] if known(v := c.get(name))] for r in self.runs]
+        return float(np.mean([np.mean(values) for values in each])) if all(each) else None
 
     @property
     def seconds(self) -> float:
@@ -201,6 +208,18 @@ class MethodComparison:
             notes=self._notes(),
             figure=self.figure,
             curves={name: c for name, c in curves.items() if c is not None},
+        )
+
+    def further(self) -> Sheet:
+        """A table of the scores beside the main one; "–" where older runs did not record them."""
+        names, figure = FIGURES[self.figure], self.figure
+        return Sheet(
+            title=f"Further scores ({self.recipe}): means over clients, then over seeds",
+            header=("method", *names.values()),
+            rows=tuple(
+                (row.method, *(figure_text(figure, n, row.mean_of(n)) for n in names))
+                for row in self.rows
+            ),
         )
 
     def by_client(self) -> Sheet:

@@ -101,6 +101,7 @@ def cross_fit(
     loss: str = "cross-entropy",
     classes: int,
     ridges: Sequence[float] | None = None,
+    rounds: int = 300,
     seed: int = 0,
     ledger: Ledger | None = None,
     phase: str = "train.model",
@@ -122,6 +123,8 @@ def cross_fit(
     ridges : sequence of float, optional
         Penalties to try, from strong to weak. By default the penalties of the model in `MODELS`; a
         linear model with 1,000 rows or more also tries 1e-4.
+    rounds : int
+        Largest number of rounds for each penalty.
     """
     make, path = MODELS[model]
     if model == "linear" and sum(len(f) for f in fold.values()) >= MANY:
@@ -133,7 +136,7 @@ def cross_fit(
         part = _restricted(federation, weights, keep)
         net = build(make, federation[0].x.shape[1:], classes, seed=seed)
         task = Task.of(part[0], net, FedSGD(), weights=part[1], loss=loss, dtype=torch.float64)
-        descents = descend(task, ridges=upto)
+        descents = descend(task, ridges=upto, rounds=rounds)
         book(ledger, task, descents, phase=phase)
         return _Path(task, descents)
 
@@ -178,7 +181,7 @@ def _restricted(
         for c in federation
         if keep[c.name].any()
     )
-    part = None if weights is None else {n: w[keep[n]] for n, w in weights.items()}
+    part = None if weights is None else {n: weights[n][rows] for n, rows in keep.items()}
     return Federation(tuple(clients)), part
 
 

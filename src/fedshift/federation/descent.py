@@ -207,4 +207,5 @@ def book(ledger: Ledger, task: Task, descents: Sequence[Descent], *, phase: str)
     for name, share in zip(task.names, task.share, strict=True):
         if share > 0:
             up = rounds * (task.layout.size + 1) + 1
-            ledger.add(name, phase, up=size * up, down=size * rounds * task.layout.size)
+            down = size * rounds * task.layout.size
+            ledger.add(name, phase, up=size * up, down=down, replies=rounds)

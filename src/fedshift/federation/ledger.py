@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -33,6 +34,11 @@ class Ledger:
     "query.share". Only pairs of client and phase with a cost take memory, so clients that never
     take part take no memory. Ledgers of several parts of a run can be added with ``+``.
 
+    Attributes
+    ----------
+    replies : Counter of client
+        Number of replies that each client sent. `to_records` leaves it out.
+
     Examples
     --------
     >>> ledger = Ledger()
@@ -44,9 +50,21 @@ class Ledger:
 
     def __init__(self) -> None:
         self._cost: dict[tuple[str, str], Cost] = {}
+        self.replies: Counter[str] = Counter()
 
-    def add(self, client: str, phase: str, *, up: int = 0, down: int = 0, rows: int = 0) -> None:
+    def add(
+        self,
+        client: str,
+        phase: str,
+        *,
+        up: int = 0,
+        down: int = 0,
+        rows: int = 0,
+        replies: int = 1,
+    ) -> None:
         """Add the bytes that one client sent and received in a phase, and the rows that left it.
+
+        The client sent them in so many replies.
 
         Raises
         ------
@@ -57,11 +75,13 @@ class Ledger:
             whole_number(value, f"ledger: {name} of client {client!r} in phase {phase!r}", least=0)
         key, cost = (client, phase), Cost(int(up), int(down), int(rows))
         self._cost[key] = self._cost.get(key, Cost()).plus(cost)
+        self.replies[client] += replies
 
     def merge(self, other: Ledger) -> None:
         """Add all entries of another ledger."""
         for record in other.to_records():
-            self.add(**record)
+            self.add(**record, replies=0)
+        self.replies += other.replies
 
     def record_rounds(self, task: Task, log: Log, *, phase: str = "train.model") -> None:
         """Add the cost of the rounds in a log, for the clients that took part."""
@@ -74,7 +94,7 @@ class Ledger:
             spared = spared * (down - task.bytes_down(repeat=True))
         for position, count, less in zip(positions, counts, spared, strict=True):
             cost = {"up": int(count) * up, "down": int(count) * down - int(less)}
-            self.add(task.names[position], phase, **cost)
+            self.add(task.names[position], phase, **cost, replies=int(count))
 
     def record_steps(
         self, clients: Iterable[str], *, steps: int, parameters: int, phase: str = "train.ratio"
@@ -86,7 +106,7 @@ class Ledger:
         """
         size = 4 * steps * parameters
         for client in clients:
-            self.add(client, phase, up=size, down=size)
+            self.add(client, phase, up=size, down=size, replies=steps)
 
     @property
     def total(self) -> Cost:
@@ -118,9 +138,8 @@ class Ledger:
     def __add__(self, other: Ledger) -> Ledger:
         """Return the sum of two ledgers as a new ledger."""
         out = Ledger()
-        out._cost = dict(self._cost)
-        for key, cost in other._cost.items():
-            out._cost[key] = out[key].plus(cost)
+        out.merge(self)
+        out.merge(other)
         return out
 
     def __eq__(self, other: object) -> bool:
@@ -148,7 +167,7 @@ class Ledger:
         out = cls()
         for record in records:
             try:
-                out.add(**record)
+                out.add(**record, replies=0)
             except TypeError:
                 raise InputError(
                     "a ledger record must have the keys client, phase, up, down, rows; got "

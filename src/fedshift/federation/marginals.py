@@ -281,7 +281,8 @@ class FederatedMLLS(BaseEstimator):
         own, ledger, steps = 8 * classes, Ledger(), self.calibration_.rounds
         size = 8 * (classes + 1 if self.calibration == "bcts" else classes * (classes + 1))
         for name in self.sources_:
-            ledger.add(name, "query.calibrate", up=own + steps * (size + 8), down=steps * size)
+            up, down = own + steps * (size + 8), steps * size
+            ledger.add(name, "query.calibrate", up=up, down=down, replies=steps + 1)
             ledger.add(name, "query.describe", up=own, down=own)  # its own, and the sum of all
             if self.pooling:  # its training distribution too, to all others
                 ledger.add(name, "query.describe", up=own, down=own * len(self.sources_))

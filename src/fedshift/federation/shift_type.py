@@ -194,7 +194,7 @@ def _book(ledger: Ledger, distributions: SiteLabelDistributions) -> None:
     for name in distributions.train:
         up = 2 * classes + rounds * (classes + 2) + 2 * SUMS
         down = classes + rounds * (classes + 1)
-        ledger.add(name, "query.describe", up=8 * up, down=8 * down)
+        ledger.add(name, "query.describe", up=8 * up, down=8 * down, replies=rounds + 2)
 
 
 def explain_covariate(

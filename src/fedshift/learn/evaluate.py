@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import stats
+from scipy.special import log_softmax
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
+from fedshift.core.score_text import FIGURES, figure_text, plain_text, share_text
 from fedshift.core.weights import effective_sample_size
 from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import InputError, install_hint
@@ -72,11 +74,19 @@ class ClientScore:
     low, high : float
         95 % interval of the accuracy (Wilson) or the mse (bootstrap).
     loss : float
-        Mean cross entropy, or half the mse.
-    auc, f1 : float or None
-        AUC and F1 score of class 1, with two classes only. The AUC needs rows of both classes.
+        Mean cross entropy (log loss), or half the mse.
+    constant : float or None
+        Main score of a constant prediction: the most frequent class or the mean of the client's
+        own training labels. None if it has no training rows.
+    auc : float or None
+        Area under the ROC curve (AUROC): each class against all others, mean over the classes of
+        the rows. None if the rows have one class.
+    f1 : float or None
+        F1 score of class 1, with two classes only.
+    mae : float or None
+        Mean absolute error (regression).
     r2 : float or None
-        1 − mse / variance of the labels.
+        R² = 1 − mse / variance of the labels (regression). None if all labels are equal.
     ess : float or None
         Effective sample size of the client's training weights.
     """
@@ -88,8 +98,10 @@ class ClientScore:
     low: float
     high: float
     loss: float
+    constant: float | None = None
     auc: float | None = None
     f1: float | None = None
+    mae: float | None = None
     r2: float | None = None
     ess: float | None = None
 
@@ -152,6 +164,11 @@ class Evaluation:
         """Mean of the main score over clients."""
         return float(self.values.mean())
 
+    def mean_of(self, name: str) -> float | None:
+        """Mean of any score over the clients that have it; None if no client has it."""
+        known = [v for r in self.rows if (v := getattr(r, name)) is not None]
+        return float(np.mean(known)) if known else None
+
     @property
     def worst(self) -> ClientScore:
         """The client with the lowest accuracy or highest mse."""
@@ -196,13 +213,18 @@ class Evaluation:
 
     @property
     def status(self) -> str:
-        """One sentence with mean, interval, worst and best client."""
+        """One sentence: mean, interval, worst and best client, and the means of `FIGURES`."""
         show = share_text if self.figure == "accuracy" else plain_text
         (low, high), k = self.interval, len(self.rows)
+        names = FIGURES[self.figure]
+        means = {n: m for n in names if n != self.figure and (m := self.mean_of(n)) is not None}
+        further = [f"{names[n]} {figure_text(self.figure, n, m)}" for n, m in means.items()]
+        further = further if means.keys() - {"loss"} else []
         return (
             f"mean {self.figure} {show(self.mean)} [{show(low)}, {show(high)}] over {k} "
             f"client{'s' * (k > 1)}, worst {show(self.worst.value)} ({self.worst.client}), "
             f"best {show(self.best.value)} ({self.best.client})"
+            f"{'; mean ' if further else ''}{', '.join(further)}"
         )
 
     def __repr__(self) -> str:
@@ -255,6 +277,7 @@ def evaluate(
     loss: LossName = "cross-entropy",
     batch_size: int = 1024,
     weights: Mapping[str, npt.ArrayLike] | None = None,
+    auc: bool = True,
 ) -> Evaluation:
     """Evaluate a model on every client's labelled test rows.
 
@@ -274,6 +297,8 @@ def evaluate(
     weights : mapping of client to (n,), optional
         Training weights, for the effective sample size. Leave out clients whose rows were not used
         in training.
+    auc : bool
+        Whether to compute the AUC, which takes longer than all other scores.
 
     Returns
     -------
@@ -285,18 +310,21 @@ def evaluate(
         If a client has no test labels, its labels do not fit the loss, or a score is not finite.
         The message names the client.
     """
-    return Evaluation(
-        tuple(
-            _score_client(
-                models if isinstance(models, nn.Module) else models(client.name),
-                client,
-                loss=loss,
-                batch_size=batch_size,
-                weight=None if weights is None else weights.get(client.name),
+    rows = []
+    for c in federation:
+        if c.test_y is None:
+            raise InputError(
+                f"client {c.name!r} has no test labels to evaluate on; pass test_y, or use "
+                "importance_weighted_risk, which needs none"
             )
-            for client in federation
-        )
-    )
+        if not len(c.test_x):
+            raise InputError(f"client {c.name!r} must have a test row; got none; leave it out")
+        model = models if isinstance(models, nn.Module) else models(c.name)
+        scores = predict(model, c.test_x, batch_size=batch_size)
+        weight = None if weights is None else weights.get(c.name)
+        ess = None if weight is None else effective_sample_size(weight)
+        rows.append(score_rows(scores, c.test_y, c, loss, ess=ess, auc=auc))
+    return Evaluation(tuple(rows))
 
 
 def predict(model: nn.Module, x: npt.ArrayLike | Tensor, *, batch_size: int = 1024) -> Tensor:
@@ -319,59 +347,56 @@ def predict(model: nn.Module, x: npt.ArrayLike | Tensor, *, batch_size: int = 10
     return torch.cat(parts)
 
 
-def _score_client(
-    model: nn.Module,
+def score_rows(
+    scores: npt.ArrayLike | Tensor,
+    y: npt.ArrayLike,
     client: ClientData,
-    *,
     loss: LossName,
-    batch_size: int,
-    weight: npt.ArrayLike | None,
+    *,
+    ess: float | None = None,
+    auc: bool = True,
 ) -> ClientScore:
-    if client.test_y is None:
-        raise InputError(
-            f"client {client.name!r} has no test labels to evaluate on; pass test_y, or use "
-            "importance_weighted_risk, which needs none"
-        )
-    if not len(client.test_x):
-        raise InputError(f"client {client.name!r} must have a test row; got none; leave it out")
-    scores = predict(model, client.test_x, batch_size=batch_size)
-    y = client.test_y
+    """Evaluate the scores (n, …) of rows with labels y (n,), such as the client's test rows.
+
+    `auc` is as in `evaluate`. `ess` is passed on.
+    """
+    from sklearn import metrics  # slow to import, and only used here
+
     losses, right, numbers = per_row(scores, y, loss, f"client {client.name!r}")
-    n = len(losses)
-    ess = None if weight is None else effective_sample_size(weight)
+    label, n, risk = np.asarray(y), len(losses), float(losses.mean())
     if right is None:
-        errors = 2 * losses
-        low, high = mean_interval(errors)
-        mse, variance = float(errors.mean()), float(np.asarray(y, dtype=np.float64).var())
+        low, high = mean_interval(2 * losses)
+        guess = numbers.reshape(n)
         return ClientScore(
             client=client.name,
             n=n,
-            mse=mse,
+            mse=2 * risk,
             low=low,
             high=high,
-            loss=float(losses.mean()),
-            r2=1 - mse / variance if variance > 0 else None,
+            loss=risk,
+            constant=float(np.square(label - client.y.mean()).mean()) if len(client.y) else None,
+            mae=float(metrics.mean_absolute_error(label, guess)),
+            r2=float(metrics.r2_score(label, guess)) if label.std() > 0 else None,
             ess=ess,
         )
     correct = int(right.sum())
     low, high = stats.binomtest(correct, n).proportion_ci(method="wilson")
-    positive = np.asarray(y) == 1
-    auc = f1 = None
-    if numbers.shape[1] == 2:
-        from sklearn.metrics import roc_auc_score  # slow to import, and only used here
-
-        if 0 < positive.sum() < n:
-            auc = float(roc_auc_score(positive, numbers[:, 1] - numbers[:, 0]))
-        f1 = _f1(right, positive)
+    values, counts = np.unique(client.y, return_counts=True)
+    present, area = np.unique(label).astype(np.int64), None
+    if auc and len(present) > 1:
+        of = present[1:] if numbers.shape[1] == 2 else present  # two classes have the same AUC
+        order = log_softmax(numbers, axis=1)[:, of]  # probabilities can tie at 1
+        area = float(metrics.roc_auc_score((label[:, None] == of).squeeze(), order.squeeze()))
     return ClientScore(
         client=client.name,
         n=n,
         accuracy=correct / n,
         low=float(low),
         high=float(high),
-        loss=float(losses.mean()),
-        auc=auc,
-        f1=f1,
+        loss=risk,
+        constant=float(np.mean(label == values[counts.argmax()])) if len(values) else None,
+        auc=area,
+        f1=_f1(right, label == 1) if numbers.shape[1] == 2 else None,
         ess=ess,
     )
 
@@ -440,13 +465,3 @@ def as_tensor(a: npt.ArrayLike | Tensor) -> Tensor:
             "0, 1, … first"
         )
     return torch.tensor(array)
-
-
-def share_text(value: float) -> str:
-    """Format a share with three digits and no leading zero: .835."""
-    return f"{value:.3f}".removeprefix("0")
-
-
-def plain_text(value: float) -> str:
-    """Format a number with three significant digits."""
-    return f"{value:.3g}"

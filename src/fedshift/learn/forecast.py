@@ -32,9 +32,9 @@ from scipy.special import log_softmax, softmax
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
 from fedshift.core.scaling import bcts
+from fedshift.core.score_text import plain_text, share_text
 from fedshift.core.weights import effective_sample_size
 from fedshift.errors import InputError
-from fedshift.learn.evaluate import plain_text, share_text
 
 #: with a smaller effective sample size of held-out rows, a forecast is unreliable
 FEW = 10.0

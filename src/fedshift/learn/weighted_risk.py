@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedshift.core.score_text import plain_text, share_text
 from fedshift.errors import InputError
-from fedshift.learn.evaluate import LossName, as_tensor, per_row, plain_text, share_text
+from fedshift.learn.evaluate import LossName, as_tensor, per_row
 
 
 @dataclass(frozen=True, repr=False)

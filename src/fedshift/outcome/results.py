@@ -71,6 +71,10 @@ class Outcome:
         return f"Outcome({status}; {self.stopped})"
 
 
+if TYPE_CHECKING:
+    from fedshift.tabular.site_scores import SiteScores
+
+
 @dataclass(frozen=True, eq=False)
 class ModelCandidate:
     """A model trained in one way, with or without weights.
@@ -114,6 +118,9 @@ class TabularOutcome:
         Label distributions; None in regression.
     forecast : Forecast
         Predicted performance of the chosen model at every site, without deployment labels.
+    scores : tuple of SiteScores
+        Scores of the chosen model beside models that sites train alone: on labelled deployment
+        rows, if there are any, and on held-out training rows.
     ledger : Ledger
         Everything that left the sites.
     objective : str
@@ -126,6 +133,7 @@ class TabularOutcome:
     explanations: Mapping[str, Explanation]
     marginals: SiteLabelDistributions | None
     forecast: Forecast
+    scores: tuple[SiteScores, ...]
     ledger: Ledger
     objective: str
     seed: int
@@ -206,5 +214,6 @@ class TabularOutcome:
                 for name, c in self.candidates.items()
             },
             "forecast": self.forecast.to_records(),
+            "scores": [scores.to_dict() for scores in self.scores],
             "ledger": self.ledger.to_records(),
         }

@@ -13,6 +13,8 @@ diagnosis, drift        ``Diagnosis.to_dict()``, ``Drift.to_dict()``
 gate, candidates        ``Gate.to_dict()``; names of the models that were compared
 evaluation              {"erm": [...], "chosen": [...]}, each with ``client``, ``accuracy`` or
                         ``mse``, ``low``, ``high``, ``n``; null if no test row has a label
+scores                  a list of ``SiteScores.to_dict()``: the chosen model beside models that
+                        sites train alone, on labelled deployment rows first, if there are any
 choice, model           name of the chosen model; its model class
 expected                forecasts without test labels: ``site``, ``accuracy`` or ``mse``, ``low``,
                         ``high``, ``note``
@@ -20,6 +22,7 @@ weights                 {site: ``n``, ``mean``, ``max``, ``ess``, ``coverage``, 
                         weights differ from ratios), ``histogram`` {``edges``, ``counts``}}
 ledger                  a list: ``client``, ``phase``, ``disclosure_level`` (0 to 5), ``up``,
                         ``down`` (bytes), ``rows`` (rows of data that left the site)
+replies                 {site: number of replies that it sent in training}
 theory                  ``spectrum`` (``Spectra.to_records()``)
 ======================  ===========================================================================
 

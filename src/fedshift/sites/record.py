@@ -13,7 +13,6 @@ from fedshift.core.samples import Float64Array
 from fedshift.data.federation import Federation
 from fedshift.data.tables import Encoded, Sites
 from fedshift.experiments.records import environment
-from fedshift.learn.evaluate import Evaluation
 from fedshift.outcome import TabularOutcome
 from fedshift.report.record import SCHEMA
 from fedshift.theory import eigenvalue_checks
@@ -69,19 +68,16 @@ def training(encoded: Encoded, outcome: TabularOutcome) -> dict[str, Any]:
         "label_distributions": results["label_distributions"],
         "evaluation": None
         if before is None or after is None
-        else {"erm": _rows(before), "chosen": _rows(after)},
+        else {"erm": before.to_records(), "chosen": after.to_records()},
+        "scores": results["scores"],
         "expected": [_expected(r, outcome.forecast.figure) for r in outcome.forecast.to_records()],
         "weights": {name: _weights(outcome, name, w) for name, w in weights.items()},
         "ledger": [
             {**e, "disclosure_level": DISCLOSURE_LEVELS.get(e["phase"], 2)}
             for e in results["ledger"]
         ],
+        "replies": dict(outcome.ledger.replies),
     }
-
-
-def _rows(evaluation: Evaluation) -> list[dict[str, Any]]:
-    keep = ("client", evaluation.figure, "low", "high", "n")
-    return [{k: row[k] for k in keep} for row in evaluation.to_records()]
 
 
 def _expected(row: Mapping[str, Any], figure: str) -> dict[str, Any]:

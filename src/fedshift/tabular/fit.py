@@ -25,6 +25,7 @@ from fedshift.federation.shift_type import admit
 from fedshift.learn.gate import SUMS, Gate, GateRule, difference, gate
 from fedshift.learn.objective import Objective
 from fedshift.outcome import TabularOutcome
+from fedshift.tabular.site_scores import score_sites
 from fedshift.tabular.study import TableStudy
 
 #: training rows from which a perceptron is tried too
@@ -128,12 +129,14 @@ def fit_tables(
             decision = _forced(decision, next(iter(weights)))
         forecast = study.forecast(fits[decision.choice], explanations, distributions, shift)
         candidates = {n: study.candidate(n, f, weights.get(n)) for n, f in fits.items()}
+        scores = score_sites(study, candidates[decision.choice])
     return TabularOutcome(
         candidates=candidates,
         gate=decision,
         explanations=explanations,
         marginals=distributions,
         forecast=forecast,
+        scores=scores,
         ledger=study.ledger,
         objective=objective,
         seed=seed,

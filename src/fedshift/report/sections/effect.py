@@ -19,6 +19,7 @@ from fedshift.report.drawings import Axis, Mark, key, scale, strip
 from fedshift.report.format import UNKNOWN, count, known, listed
 from fedshift.report.markup import Child, Html, isolated, join, named, tag
 from fedshift.report.scores import Score, Scores
+from fedshift.report.site_scores import score_table
 
 #: a column of figures: its heading, its cell for a site, and its cell for all sites
 Figures = tuple[str, Callable[[str], Child], Child]
@@ -39,8 +40,17 @@ def effect(record: Mapping[str, Any]) -> Section:
         tag("p", _lead(record, scores)),
         figure_of(parts, _caption(scores)),
         sentences(_notes(scores)),
+        *map(_worth, record.get("scores") or []),
     )
     return Section("effect", "Before and after", body)
+
+
+def _worth(part: Mapping[str, Any]) -> Html:
+    """Make the table of all scores on one kind of rows, beside those of training alone."""
+    sheet = score_table(part)
+    head = [Heading(text, "figure" if i else "words") for i, text in enumerate(sheet.header)]
+    rows = [[named(row[0]), *row[1:]] for row in sheet.rows]
+    return figure_of(table(head, rows[:-1], label=sheet.title, last=rows[-1]), f"{sheet.title}.")
 
 
 def _table(scores: Scores, sites: Sequence[str]) -> Html:

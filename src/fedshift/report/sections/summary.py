@@ -11,6 +11,7 @@ from fedshift.report.scores import Scores
 from fedshift.report.sections.gate import decision, reason
 from fedshift.report.sections.ledger import DISCLOSURE_LEVELS, Totals, headline, highest
 from fedshift.report.sections.shift import badge_text, main_finding
+from fedshift.report.site_scores import first_lines
 
 #: most warnings in the summary
 WARNINGS = 6
@@ -62,7 +63,8 @@ def _facts(record: Mapping[str, Any]) -> Child:
 def _decision(record: Mapping[str, Any]) -> Child:
     gate = record.get("gate")
     if gate is not None:
-        return [tag("p", decision(gate), class_="big"), tag("p", reason(gate))]
+        more = [tag("p", text) for text in first_lines(record, isolated)]
+        return [tag("p", decision(gate), class_="big"), tag("p", reason(gate)), *more]
     if record.get("diagnosis") is None:
         command, purpose = "fedshift diagnose SITES", "compares the sites"
     else:
