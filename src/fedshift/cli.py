@@ -321,7 +321,7 @@ def _train(args: argparse.Namespace) -> int:
     render(trained.examined.diagnosis, Console())
     path = trained.save(args.out)
     outcome = trained.outcome
-    print(outcome.status)
+    print("\n".join([outcome.status, *trained.label_sentences()]))
     if outcome.before is not None and outcome.evaluation is not None:
         print(f"on test labels, without weights: {outcome.before.status}")
         print(f"                   chosen model: {outcome.evaluation.status}")

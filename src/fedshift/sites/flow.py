@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedshift.core.old_files import modern_sites_record
 from fedshift.core.samples import FloatArray
 from fedshift.data.tables import Encoded, Sites
 from fedshift.diagnose import Diagnosis, Drift, diagnose, drift
@@ -66,6 +67,19 @@ class Trained:
         out["settings"] = {**out["settings"], "training": dict(self.options)}
         return {**out, **record.training(self.examined.encoded, self.outcome)}
 
+    def label_sentences(self) -> list[str]:
+        """Return each site's estimated label distribution in words, if the shift type is label."""
+        estimates = {} if self.outcome.marginals is None else self.outcome.marginals.test
+        most = {
+            site: sorted(zip(q, self.examined.encoded.classes, strict=True), reverse=True)[:5]
+            for site, q in estimates.items()
+        }
+        return [
+            f"{site}: label distribution of the deployment rows, estimated under label shift: "
+            + ", ".join(f"{c} {p:.0%}" for p, c in shares)
+            for site, shares in most.items()
+        ]
+
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the record, the model, the encoder, and weights for other learners.
 
@@ -84,8 +98,8 @@ class Since:
     drift : Drift
     class_weights : mapping of class to float, or None
         The weight of a training row of each class under label shift: q̄(y) / p̄(y), the label
-        distribution of all sites' new deployment rows over that of all training rows. None for
-        regression, or if the earlier rows came from a folder of site files.
+        distribution of all sites' new deployment rows over that of all training rows. It is an
+        estimate. None unless the earlier rows came from a run whose shift type is "label".
     """
 
     drift: Drift
@@ -96,7 +110,7 @@ class Since:
         out = [*self.drift.sentences(), f"Verdict: {self.drift.verdict}."]
         if self.class_weights is not None and self.drift.verdict == "re-estimate":
             weights = ", ".join(f"{c} {w:.3g}" for c, w in self.class_weights.items())
-            out.append(f"New weight of each class under label shift: {weights}.")
+            out.append(f"New weight of each class, estimated under label shift: {weights}.")
         return out
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,8 +181,9 @@ def since(
 ) -> Since:
     """Compare new deployment rows with the rows that the weights were estimated from.
 
-    If `before` is a run of `fedshift train`, label distributions are estimated again as well, with
-    the run's own classifier and starting from the old distributions. Nothing is trained.
+    If `before` is a run of `fedshift train` with shift type "label", label distributions are
+    estimated again as well, with the run's own classifier and starting from the old distributions.
+    Nothing is trained.
 
     Parameters
     ----------
@@ -192,7 +207,9 @@ def since(
     old, labels = Path(before), None
     if (old / store.ENCODER).is_file():
         run = store.load(old)
-        encoder, labels = run.encoder, run.labels
+        encoder = run.encoder
+        if modern_sites_record(run.record)["shift_type"] == "label":
+            labels = run.labels
         reference: Mapping[str, FloatArray] = run.reference
     else:
         encoded = Sites.read(old, seed=seed, **settings).encode()

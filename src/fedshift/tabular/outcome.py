@@ -15,7 +15,7 @@ from fedshift.core.weights import Weights
 from fedshift.federation.crossval import CrossFittedModel
 from fedshift.federation.export import write_sample_weights
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.shift_type import Explanation, SiteLabelDistributions
+from fedshift.federation.shift_type import Explanation, ShiftTypeName, SiteLabelDistributions
 from fedshift.learn.evaluate import Evaluation
 from fedshift.learn.forecast import Forecast
 from fedshift.learn.gate import Gate
@@ -60,8 +60,11 @@ class TabularOutcome:
     explanations : mapping of shift type to Explanation
         For each shift type, how well the density ratio that it implies separates unlabelled test
         rows from training rows (held-out log loss).
+    shift_type : {"none", "label", "covariate", "inconclusive"}
+        The shift type of the federation, from unlabelled rows.
     marginals : SiteLabelDistributions or None
-        Label distributions; None in regression.
+        Label distributions; those of the deployment rows are estimates that hold under label
+        shift. None unless the shift type is "label".
     forecast : Forecast
         Predicted performance of the chosen model at every site, without deployment labels.
     ledger : Ledger
@@ -74,6 +77,7 @@ class TabularOutcome:
     candidates: Mapping[str, ModelCandidate]
     gate: Gate
     explanations: Mapping[str, Explanation]
+    shift_type: ShiftTypeName
     marginals: SiteLabelDistributions | None
     forecast: Forecast
     ledger: Ledger
@@ -139,11 +143,16 @@ class TabularOutcome:
             "seconds": self.seconds,
             "gate": self.gate.to_dict(),
             "explanations": {k: e.against().to_dict() for k, e in self.explanations.items()},
+            "shift_type": self.shift_type,
+            "outside": self.explanations["covariate"].outside,
             "label_distributions": None
             if self.marginals is None
             else {
-                side: {n: q.tolist() for n, q in getattr(self.marginals, side).items()}
-                for side in ("train", "test")
+                "estimated": ["test"],
+                **{
+                    side: {n: q.tolist() for n, q in getattr(self.marginals, side).items()}
+                    for side in ("train", "test")
+                },
             },
             "candidates": {
                 name: {
