@@ -390,4 +390,4 @@ def test_it_speaks_is_json_and_writes_weights(shifted: TabularOutcome, tmp_path:
 
 
 def test_a_strict_rule_keeps_erm() -> None:
-    assert fit_tables(sites(), rule=GateRule(level=1 - 1e-12)).choice == "erm"
+    assert fit_tables(sites(), rule=GateRule(min_ess=1e6)).choice == "erm"
