@@ -51,6 +51,7 @@ def train(
     return Run(capsys.readouterr().out, out, json.loads((out / "record.json").read_text()))
 
 
+@pytest.mark.filterwarnings("ignore::fedshift.errors.FedshiftWarning")  # of the named ratio
 def test_deployment_rows_after_all_training_rows_get_no_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,13 +59,23 @@ def test_deployment_rows_after_all_training_rows_get_no_weights(
     for clinic in ("harbour", "hill"):
         for part, start in (("train", 0.0), ("deploy", 100.0)):
             columns = visits(150, start, rng)
-            write(tmp_path / clinic / f"{part}.csv", ("age", "sex", "visit day", "pain"), columns)
-    run = train(tmp_path, "pain", tmp_path / "run", capsys)
+            write(
+                tmp_path / "sites" / clinic / f"{part}.csv",
+                ("age", "sex", "visit day", "pain"),
+                columns,
+            )
+    run = train(tmp_path / "sites", "pain", tmp_path / "run", capsys)
     assert run.record["shift_type"] == "covariate"
     assert run.record["outside"] > 0.5
     assert run.record["choice"] == "erm"
     line = next(line for line in run.printed.splitlines() if "kept erm" in line)
     assert re.search(r"covariate: \d\d% of the deployment rows look like no training row", line)
+    options = ("--objective", "fitw", "--ratio", "logistic")
+    run = train(tmp_path / "sites", "pain", tmp_path / "by-name", capsys, *options)
+    line = next(line for line in run.printed.splitlines() if "took given" in line)
+    assert re.match(r"took given against the diagnosis \(\d\d% of the deployment rows", line)
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"Use the weighted model .{,30}, against the diagnosis: \d\d% of the", page)
 
 
 def test_weights_against_the_diagnosis_only_by_name() -> None:

@@ -81,6 +81,12 @@ def _add_train(commands: Commands) -> None:
         "each site's training rows represent its own deployment rows; focus:SITE: each site's "
         "training rows represent the deployment rows of SITE; erm: no weights",
     )
+    sub.add_argument(
+        "--ratio",
+        metavar="NAME",
+        help="try weights by this density ratio, such as multi-source, even against the diagnosis; "
+        "the no-harm test still decides (default: the shift type decides)",
+    )
     sub.add_argument("--model", default="auto", help="model: auto (default), linear or mlp")
     sub.add_argument(
         "-o", "--out", type=Path, default="fedshift-train", help="folder (default: %(default)s)"
@@ -314,6 +320,7 @@ def _train(args: argparse.Namespace) -> int:
         args.sites,
         seed=args.seed,
         objective=args.objective,
+        ratio=args.ratio,
         model=args.model,
         **_table_settings(args),
     )

@@ -144,6 +144,7 @@ def train(
     *,
     seed: int = 0,
     objective: str = "auto",
+    ratio: str | None = None,
     model: str = "auto",
     **settings: Any,
 ) -> Trained:
@@ -157,7 +158,7 @@ def train(
     path : path
         A folder of site files, or one file with a site column.
     seed : int
-    objective, model : str
+    objective, ratio, model : str
         See `fedshift.tabular.fit_tables`.
     **settings
         See `fedshift.data.tables.TableSettings`.
@@ -168,12 +169,11 @@ def train(
     """
     examined = examine(path, seed=seed, **settings)
     encoded = examined.encoded
-    outcome = fit_tables(
-        encoded.federation, seed=seed, objective=objective, model=model, base=encoded.weights
-    )
+    options: dict[str, Any] = {"seed": seed, "objective": objective, "ratio": ratio, "model": model}
+    outcome = fit_tables(encoded.federation, base=encoded.weights, **options)
     for name, sums in encoded.sums.items():
         outcome.ledger.add(name, "share.encoding", up=sums.up)
-    return Trained(examined, outcome, {"seed": seed, "objective": objective, "model": model})
+    return Trained(examined, outcome, options)
 
 
 def since(
