@@ -144,10 +144,9 @@ def table(x: Any, y: Any, deployed: Any, *, labelled: bool = True) -> Run:
             write_sites(Path(folder), changed(x, change), y, deployed, labelled=labelled)
             trained = fs.train(folder, label="label")
         outcome, chosen = trained.outcome, trained.outcome.chosen
-        kinds = [name for name in outcome.candidates if name != "erm"]
         case = Case()
         case.choices = {
-            "shift type": kinds[0] if kinds else "none",
+            "shift type": outcome.shift_type,
             "model": chosen.fit.model,
             "ridge": f"{chosen.fit.ridge:g}",
             "weighted": "yes" if chosen.weights is not None else "no",

@@ -3,7 +3,7 @@
 python benchmarks/no_harm.py --json benchmarks/records/no_harm.json
 
 Four real tables of classes inside scikit-learn (iris, wine, breast cancer, digits) and one of
-numbers (diabetes), each cut into 3 to 5 sites in 50 ways under four regimes:
+numbers (diabetes), each cut into 3 to 5 sites in 50 ways under five regimes:
 
 none        rows split at random
 label       classes rare in training are common in deployment and the other way round, odds 5 to 1,
@@ -13,24 +13,34 @@ covariate   rows drawn along a random direction in the span of the first three p
 concept     rows split at random, then p(y | x) of one site changes: most of its training labels
             are rotated (numbers mirrored), most of its test labels are, or its test rows are moved
             by two standard deviations, in turn
+beyond      rows sorted along a random direction, as covariate; the first three fifths train, all
+            deployment rows are beyond them (of classes that have training rows)
 
 ERM is the first candidate of the same run of `fit_tables`: same model, folds, ridges and rounds.
-The exact-ratio figure is `fit_tables(objective="ftw", ratio="exact", gated=False)`.
+The exact-ratio figure is `fit_tables(objective="ftw", ratio="exact", gated=False)`. Where the gate
+or the overlap refused a weighted model, `fit_tables(gated=False)` measures what it would have done;
+the frontier shows gain and harm for other levels of the gate's interval and other limits on the
+overlap.
 
 Bars, stated before the measurement:
 
 - harm: for every table and regime, ERM's mean accuracy minus the gated one's, over the splits, is
-  at most .01 (accuracy is the mean over sites; for numbers it is the explained share of the
+  at most .005 (accuracy is the mean over sites; for numbers it is the explained share of the
   variance of all labels);
-- gain: under label shift, the gated gain over ERM is at least 80 % of the exact-ratio gain, both
+- gain: under label shift, the gated gain over ERM is at least 65 % of the exact-ratio gain, both
   summed over the tables' means; the share of every table is printed too;
 - test labels are never read before the end: with shuffled ones all choices and forecasts are the
   same;
 - the forecast's 95 % interval contains the accuracy of at least 90 % of the sites where p(y | x)
   did not change.
 
-The rule of the no-harm test and every constant of `fedshift.federation.shift_type` were chosen on
-seeds 100 to 149 of the same tables and regimes. The figures are of seeds 1000 to 1049.
+The constants of `fedshift.federation.shift_type` were chosen on seeds 100 to 149 of the same
+tables and regimes; those of overlap and of inconclusive shift types on seeds 100 to 113. The
+figures are of seeds 1000 to 1049.
+
+Until the gate required an interval wholly below zero, harm had the bar .01 and gain 80 %. On seeds
+100 to 113 the interval took a fifth of the gain under label shift (+.049 to +.040 a table), and the
+largest mean harm of a table and regime fell from .029 to 0.
 """
 
 from __future__ import annotations
@@ -44,6 +54,7 @@ from typing import Any
 
 import numpy as np
 from _common import Bar, arguments, report
+from scipy.stats import norm
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 
 from fedshift.core.samples import Float64Array
@@ -51,6 +62,7 @@ from fedshift.data.federation import ClientData, Federation
 from fedshift.data.shift import CovariateTilt, Labels
 from fedshift.errors import FedshiftWarning
 from fedshift.learn.evaluate import Evaluation
+from fedshift.learn.gate import GateRule
 from fedshift.tabular import fit_tables
 
 #: table: loader, sites
@@ -142,12 +154,32 @@ def concept_shift(name: str, seed: int) -> Federation:
     return Federation(tuple(changed if i == k else old for i, old in enumerate(fed)))
 
 
+def beyond(name: str, seed: int) -> Federation:
+    """Train on the rows that come first along a direction; deploy on those beyond them."""
+    x, y, sites = table(name)
+    rng = np.random.default_rng(seed)
+    order = np.argsort(x @ direction(x, rng)[0], kind="stable")
+    train, test = np.split(order, [3 * len(y) // 5])
+    if name in CLASSES:
+        test = test[np.isin(y[test], y[train])]
+    parts = (np.array_split(rng.permutation(rows), sites) for rows in (train, test))
+    return Federation(
+        tuple(
+            ClientData(f"client-{k}", x[a], y[a], x[b], y[b])
+            for k, (a, b) in enumerate(zip(*parts, strict=True))
+        )
+    )
+
+
 REGIMES = {
     "none": no_shift,
     "label": label_shift,
     "covariate": covariate_shift,
     "concept": concept_shift,
+    "beyond": beyond,
 }
+#: levels of the gate's interval and limits on the share of rows outside, for the frontier
+LEVELS, LIMITS = (0.5, 0.68, 0.8, 0.9, 0.95), (0.02, 0.1, 0.2, 1.0)
 
 
 def shuffled(fed: Federation, seed: int) -> Federation:
@@ -188,6 +220,15 @@ def measure(name: str, regime: str, seed: int, *, blind: bool) -> dict[str, Any]
             for f, s in zip(out.forecast.rows, out.evaluation.rows, strict=True)
         ],
     }
+    asked = out
+    if out.choice == "erm" and out.shift_type in out.explanations:
+        asked = fit_tables(fed, seed=seed, gated=False)
+    for kind, d in asked.gate.differences.items():
+        row["candidate"] = {
+            "figure": figure(name, asked.candidates[kind].evaluation),
+            **{k: getattr(d, k) for k in ("value", "error", "ess")},
+            "outside": out.explanations["covariate"].outside,
+        }
     if regime == "label":
         with warnings.catch_warnings():  # of exact weights of a class with one row
             warnings.simplefilter("ignore", FedshiftWarning)
@@ -219,6 +260,37 @@ def summary(part: list[dict[str, Any]]) -> dict[str, Any]:
     return means
 
 
+def frontier(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Measure gain and harm for other levels of the interval and other limits on the overlap."""
+    exact = sum(r["exact"] - r["erm"] for r in rows if "exact" in r)
+    out = []
+    for limit in LIMITS:
+        for level in LEVELS:
+            gains: dict[str, list[float]] = {}
+            for r in rows:
+                c = r.get("candidate")
+                good = c and c["value"] + norm.ppf((1 + level) / 2) * c["error"] < 0
+                chosen = good and c["ess"] >= GateRule().min_ess and c["outside"] <= limit
+                gain = c["figure"] - r["erm"] if chosen else 0.0
+                for key in (r["regime"], f"{r['table']} {r['regime']}"):
+                    gains.setdefault(key, []).append(gain)
+            means = {key: float(np.mean(part)) for key, part in gains.items()}
+            worst = min((key for key in means if " " in key), key=lambda key: means[key])
+            out.append(
+                {
+                    "level": level,
+                    "limit": limit,
+                    "share": sum(gains["label"]) / exact,
+                    "covariate": means["covariate"],
+                    "beyond": means["beyond"],
+                    "harm": 0.0 - means[worst],
+                    "at": worst,
+                    "split": 0.0 - min(min(part) for part in gains.values()),
+                }
+            )
+    return out
+
+
 def bars(rows: list[dict[str, Any]]) -> tuple[list[Bar], dict[str, Any]]:
     """Make the bars and the means behind them."""
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -229,7 +301,7 @@ def bars(rows: list[dict[str, Any]]) -> tuple[list[Bar], dict[str, Any]]:
         Bar(
             f"harm, {key}",
             0.0 - m["gain"],
-            0.01,
+            0.005,
             note=f"± {m['error']:.4f}, {m['weighted']:.0%} weighted",
         )
         for key, m in means.items()
@@ -238,17 +310,22 @@ def bars(rows: list[dict[str, Any]]) -> tuple[list[Bar], dict[str, Any]]:
     possible = {name: m["exact"] - m["erm"] for name, m in label.items()}
     share = sum(m["gain"] for m in label.values()) / sum(possible.values())
     each = ", ".join(f"{n} {m['gain']:+.3f} of {possible[n]:+.3f}" for n, m in label.items())
-    out.append(Bar("share of the exact gain under label shift", share, 0.8, ">=", each))
+    out.append(Bar("share of the exact gain under label shift", share, 0.65, ">=", each))
     sites = [
-        f for r in rows if r["regime"] != "concept" and r["table"] in CLASSES for f in r["forecast"]
+        f
+        for r in rows
+        if r["regime"] not in ("concept", "beyond") and r["table"] in CLASSES
+        for f in r["forecast"]
     ]
     right = float(np.mean([low <= truth <= high for _, low, high, truth in sites]))
     error = float(np.mean([abs(value - truth) for value, _, _, truth in sites]))
     note = f"{len(sites)} sites, mean error {error:.3f}"
-    out.append(Bar("forecast intervals that hold, no concept shift", right, 0.9, ">=", note))
+    out.append(
+        Bar("forecast intervals that hold, no concept shift, overlap", right, 0.9, ">=", note)
+    )
     blind = [r["blind"] for r in rows if "blind" in r]
     out.append(Bar("same choices with shuffled test labels", float(np.mean(blind)), 1.0, ">="))
-    return out, {"means": means}
+    return out, {"means": means, "frontier": frontier(rows)}
 
 
 def main() -> int:

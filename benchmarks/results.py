@@ -399,7 +399,17 @@ def no_harm() -> str:
     head = "| table, regime | ERM | gated | gain | exact ratios | weighted | splits |"
     shared = [b for b in record("no_harm")["bars"] if not b["name"].startswith("harm")]
     said = [f"| {b['name']} | {b['figure']:.3f} | {b['bound']:g} | {b['note']} |" for b in shared]
-    return lines(head, rows) + "\n\n" + lines("| what | figure | at least | |", said)
+    frontier = [
+        f"| {f['level']:.0%} | {f['limit']:.0%} | {f['share']:.0%} | {f['covariate']:+.4f} | "
+        f"{f['beyond']:+.4f} | {f['harm']:.4f} | {f['split']:.3f} |"
+        for f in record("no_harm")["frontier"]
+    ]
+    top = (
+        "| interval | outside at most | share of the exact gain, label | gain, covariate | "
+        "gain, beyond | largest mean harm | largest harm of a split |"
+    )
+    bars = lines("| what | figure | at least | |", said)
+    return "\n\n".join([lines(head, rows), bars, lines(top, frontier)])
 
 
 def main() -> int:

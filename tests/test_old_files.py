@@ -64,9 +64,7 @@ def test_report_reads_trained_folders(name: str, shift: str, tmp_path: Path) -> 
         assert re.search(rf"<bdi>{site}</bdi>.*?<span>{round(weights['ess'])}<", page)
     level = max(e["rung"] for e in record["ledger"] if e["up"] or e["rows"])
     assert f"highest disclosure level {level} of 5" in page
-    assert (">deployment</th>" in page) == (
-        name == "perceptron"
-    )  # no labels: estimated class proportions
+    assert ("deployment (estimate)" in page) == (shift == "label")
     badges = re.findall(r"</svg>((?:label|covariate)[a-z ]*)</span>", page)
     assert badges
     assert all(b.startswith(shift) for b in badges)

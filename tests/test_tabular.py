@@ -135,7 +135,7 @@ class TestChoice:
         rng = np.random.default_rng(0)
         made = {}
         for k in range(2):
-            x, u = rng.normal(-1, 0.7, (300, 1)), rng.normal(1, 0.7, (300, 1))
+            x, u = rng.normal(-0.5, 0.7, (300, 1)), rng.normal(0.5, 0.7, (300, 1))
             made[f"s{k}"] = tuple(
                 part for v in (x, u) for part in (v, (v[:, 0] ** 2) + 0.1 * rng.normal(size=300))
             )
@@ -391,4 +391,4 @@ def test_it_speaks_is_json_and_writes_weights(shifted: TabularOutcome, tmp_path:
 
 
 def test_a_strict_rule_keeps_erm() -> None:
-    assert fit_tables(sites(), rule=GateRule(gain=50.0)).choice == "erm"
+    assert fit_tables(sites(), rule=GateRule(min_ess=1e6)).choice == "erm"

@@ -84,6 +84,12 @@ def _add_train(commands: Commands) -> None:
         "training rows of each site; fitw: those of the same site; focus:SITE: those of SITE; "
         "erm: no weights",
     )
+    sub.add_argument(
+        "--ratio",
+        metavar="NAME",
+        help="try weights by this density ratio, such as multi-source, even against the diagnosis; "
+        "the no-harm test still decides (default: the shift type decides)",
+    )
     sub.add_argument("--model", default="auto", help="model: auto (default), linear or mlp")
     add_output(sub, "folder of the results", Path("fedshift-train"))
     _add_verbose(sub, "the diagnosis of the sites and all notes")
@@ -327,6 +333,7 @@ def _train(args: argparse.Namespace) -> int:
         args.sites,
         seed=args.seed,
         objective=args.objective,
+        ratio=args.ratio,
         model=args.model,
         **_table_settings(args),
     )
@@ -334,7 +341,7 @@ def _train(args: argparse.Namespace) -> int:
     outcome = trained.outcome
     record = trained.to_dict()
     print(wrap(outcome.status))
-    for line in first_lines(record):
+    for line in (*trained.label_sentences(), *first_lines(record)):
         print(wrap(line))
     print(render_tables([score_table(record["scores"][0], most=12)]), end="")
     if outcome.before is not None and outcome.evaluation is not None:

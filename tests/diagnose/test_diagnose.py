@@ -82,7 +82,6 @@ def test_the_diagnosis_is_a_value(diagnosis):
     plain = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
     assert plain["schema"] == "fedshift.diagnosis/1"
     assert plain["sites"][1]["shift_type"]["name"] == "label"
-    assert sum(plain["sites"][1]["shift_type"]["label_distribution"]) == pytest.approx(1.0)
     with pytest.raises(InputError, match=r"did you mean 'label'"):
         diagnosis["labels"]
     with pytest.raises(InputError, match="question must be one of inputs"):

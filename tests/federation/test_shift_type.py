@@ -19,6 +19,7 @@ from fedshift.federation.shift_type import (
     admit,
     explain_covariate,
     explain_label,
+    objection,
 )
 
 MEANS = np.array([[0.0, 0.0], [2.5, 0.0], [0.0, 2.5]])
@@ -140,6 +141,33 @@ class TestKinds:
         truth = 0.5 * (p * np.log1p(q / p) + q * np.log1p(p / q)).sum() - np.log(2)
         assert d.value == pytest.approx(truth, abs=3 * d.error)
         assert d.error < 0.01
+
+
+@pytest.mark.parametrize(
+    ("gap", "name"),
+    [(0.5, "label"), (-0.3, "label"), (-0.9, "inconclusive"), (-2.0, "covariate")],
+)
+def test_a_slight_lead_of_covariate_shift_is_inconclusive(gap: float, name: str) -> None:
+    """`gap` is the paired difference of log losses, covariate minus label, in standard errors."""
+    noise = np.random.default_rng(0).normal(size=400)
+    noise = (noise - noise.mean()) / noise.std(ddof=1)
+    losses = {f"a {side}": 0.4 + 0.0 * noise for side in ("train", "test")}
+    other = {key: v + 0.1 * noise + 0.1 * gap / np.sqrt(800) for key, v in losses.items()}
+    found = {
+        "label": Explanation("label", {}, losses),
+        "covariate": Explanation("covariate", {}, other),
+    }
+    d = found["covariate"].against(found["label"])
+    assert d.value / d.error == pytest.approx(gap, rel=0.01)
+    assert admit(found)[0] == name
+    assert bool(objection(name, found["covariate"])) == (name == "inconclusive")
+
+
+def test_rows_outside_are_those_far_denser_in_deployment() -> None:
+    losses = {"a train": np.ones(3), "a test": np.log1p(np.array([1 / 51, 1 / 49, 1.0, 1 / 400]))}
+    covariate = Explanation("covariate", {}, {**losses, "b test": np.ones(5)})
+    assert covariate.outside == pytest.approx((0.5 + 0.0) / 2)
+    assert objection("covariate", covariate).startswith("25% of the deployment rows")
 
 
 def test_labels_of_test_rows_are_not_there_to_be_read() -> None:

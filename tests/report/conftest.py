@@ -73,7 +73,6 @@ def _finding(auc: float, status: str) -> dict[str, Any]:
 
 def _comparison(site: str, other: str, auc: float, name: str) -> dict[str, Any]:
     status = "no shift found" if name == "none" else "shift"
-    distribution = [0.25, 0.75] if name == "label" else None
     columns = [
         {
             "name": column,
@@ -94,7 +93,6 @@ def _comparison(site: str, other: str, auc: float, name: str) -> dict[str, Any]:
             "name": name,
             "concept": None if site == "west" else False,
             "meaning": f"the {name} shifted",
-            "label_distribution": distribution,
             "findings": [],
         },
         "columns": columns if status == "shift" else [],
@@ -148,7 +146,6 @@ def _gate() -> dict[str, Any]:
             {"candidate": "fitw", **figures, "ess": 3.0, "clients": clients},
         ],
         "level": 0.9,
-        "margin": 0.1,
         "min_ess": 10.0,
     }
 
@@ -185,6 +182,12 @@ def _record() -> dict[str, Any]:
         ],
         "notes": ["Column 'id' is left out."],
         "diagnosis": _diagnosis(),
+        "shift_type": "label",
+        "label_distributions": {
+            "estimated": ["test"],
+            "train": {s: [0.6, 0.4] for s in SITES},
+            "test": {"north": [0.25, 0.75]},
+        },
         "gate": _gate(),
         "candidates": ["erm", "ftw", "fitw"],
         "evaluation": {"erm": _scores(0.7), "chosen": _scores(0.8)},

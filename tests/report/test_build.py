@@ -137,7 +137,7 @@ def test_it_says_what_the_record_holds(record: dict[str, Any], read: Read) -> No
     assert "87 of 200" in card
     assert "97%" in card
     assert "+1.23" in card
-    assert "ill: 25% in deployment 60% → 25%" in card
+    assert "deployment (estimate) ill ill: about 25% in deployment 60% → 25%" in card
     assert "train.plan.server" in section(page, "settings")
     assert "≤ 0.012 200, 100 – 0.3 In words" in read(section(page, "drift")).words
 

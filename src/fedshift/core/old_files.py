@@ -34,7 +34,11 @@ SHIFT_TYPES: dict[Any, tuple[str, bool | None]] = {
 def modern_sites_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Map a record of sites, as `fedshift train` wrote it up to commit 608c509, to today's keys."""
     same = ("settings", "environment")  # their keys are the user's
-    return {SITES_KEYS.get(k, k): v if k in same else _modern(v) for k, v in record.items()}
+    out = {SITES_KEYS.get(k, k): v if k in same else _modern(v) for k, v in record.items()}
+    shift_types = (c for c in out.get("candidates") or () if c in ("label", "covariate"))
+    if out.setdefault("shift_type", next(shift_types, "inconclusive")) != "label":
+        out["label_distributions"] = None
+    return out
 
 
 def _modern(value: Any) -> Any:

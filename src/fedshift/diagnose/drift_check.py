@@ -89,7 +89,11 @@ class SiteDrift:
         if self.verdict == "keep the weights":
             return f"{rows}: {f.status} ({size}). Keep the weights."
         most = ", ".join(c.name for c in self.columns[:3])
-        labels = f" Class proportions changed by {self.labels.distance:.2f}." if self.labels else ""
+        labels = (
+            f" Estimated class proportions changed by {self.labels.distance:.2f}."
+            if self.labels
+            else ""
+        )
         return f"{rows}: shift ({size}). Largest change: {most}.{labels} Re-estimate the weights."
 
     def __repr__(self) -> str:

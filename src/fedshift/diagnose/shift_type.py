@@ -71,8 +71,6 @@ class ShiftType:
     findings : tuple of Finding
         The tests that decided. Their p-values are not adjusted, because they run only after a shift
         was found.
-    label_distribution : tuple of float or None
-        Label distribution of the target by class number, estimated without its labels (`MLLS`).
     reason : str
         Why the type is inconclusive, else empty.
     """
@@ -80,7 +78,6 @@ class ShiftType:
     name: Name
     concept: bool | None = False
     findings: tuple[Finding, ...] = ()
-    label_distribution: tuple[float, ...] | None = None
     reason: str = ""
 
     @property
@@ -136,13 +133,13 @@ def without_labels(pair: Pair, y: IntArray, finding: Finding, budget: Budget) ->
     if finding.status != "shift":
         return ShiftType(name="none")
     try:
-        ratio, distribution = label_ratio(pair, y, budget)
+        ratio = label_ratio(pair, y, budget)
     except InputError as error:
         return ShiftType(name="inconclusive", reason=f"label shift cannot be checked: {error}")
     n = int(pair.target.sum())
     keep = np.append(_thin(ratio[y], budget.rng("thin", *pair.words)), np.ones(n, dtype=bool))
     rest = _unadjusted(inputs(pair.take(keep), budget, question="inputs after label weights"))
-    shares, reason = tuple(float(p) for p in distribution), ""
+    reason = ""
     concept: bool | None = False
     name: Name = "label"
     if rest.status == "inconclusive":
@@ -150,13 +147,11 @@ def without_labels(pair: Pair, y: IntArray, finding: Finding, budget: Budget) ->
         reason = f"too few training rows look like the test rows: {rest.reason}"
     elif rest.status == "shift":
         name, concept = "covariate", None
-    return ShiftType(
-        name=name, concept=concept, findings=(rest,), label_distribution=shares, reason=reason
-    )
+    return ShiftType(name=name, concept=concept, findings=(rest,), reason=reason)
 
 
-def label_ratio(pair: Pair, y: IntArray, budget: Budget) -> tuple[Float64Array, Float64Array]:
-    """Estimate p_target(y) / p_source(y) and p_target(y), each (k,), from unlabelled target rows.
+def label_ratio(pair: Pair, y: IntArray, budget: Budget) -> Float64Array:
+    """Estimate p_target(y) / p_source(y), (k,), from unlabelled target rows.
 
     The method is maximum likelihood (`MLLS`). Classes with fewer than 5 source rows (`RARE`) share
     one ratio.
@@ -174,8 +169,7 @@ def label_ratio(pair: Pair, y: IntArray, budget: Budget) -> tuple[Float64Array, 
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = MLLS(seed=budget.seed).fit(source=source, source_labels=group[y], target=target)
     table = dict(zip(model.classes_.tolist(), np.exp(model.class_log_ratio_), strict=True))
-    ratio = np.array([table.get(int(g), 0.0) for g in group])
-    return ratio, ratio * count / count.sum()
+    return np.array([table.get(int(g), 0.0) for g in group])
 
 
 def _after_intercepts(pair: Pair, budget: Budget) -> Finding:

@@ -57,8 +57,14 @@ SPREAD = 0.5
 RIDGES = (1.0, 0.1, 0.01)
 #: standard errors by which an explanation must beat "no shift"
 SURE = 1.64
-#: standard errors by which a covariate shift must beat a label shift to be preferred
+#: standard errors by which a covariate shift must beat a label shift to raise doubt about it
 DOUBT = 0.5
+#: standard errors by which it must beat a label shift to be taken: the 80 % interval is below 0
+CLEAR = 1.28
+#: a deployment row is outside the training rows if q̄(x) is this many times as large as p̄(x)
+OUTSIDE = 50.0
+#: there is no overlap if a larger share of the deployment rows is outside
+MOST_OUTSIDE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +95,17 @@ class Explanation:
         none = {key: np.full(len(v), np.log(2.0)) for key, v in self.losses.items()}
         one = {key: np.ones(len(v)) for key, v in self.losses.items()}
         return difference(self.losses, none if other is None else other.losses, one)
+
+    @property
+    def outside(self) -> float:
+        """Share of deployment rows that look like no training row, as the mean over sites.
+
+        For these rows, the held-out estimate of q̄(x)/p̄(x) is above 50 (`OUTSIDE`), so there are
+        hardly any training rows that weights could raise.
+        """
+        most = np.log1p(1.0 / OUTSIDE)  # loss of a test row with this ratio
+        sides = (v for key, v in self.losses.items() if key.endswith(" test"))
+        return float(np.mean([np.mean(v < most) for v in sides]))
 
     def __repr__(self) -> str:
         e = self.against()
@@ -231,7 +248,7 @@ def explain_covariate(
     )
     if ledger is not None:
         for c in federation:
-            ledger.add(c.name, "query.describe", up=8 * 2 * SUMS)
+            ledger.add(c.name, "query.describe", up=8 * (2 * SUMS + 1))
     odds = {n: s[:, 1] - s[:, 0] for n, s in fit.held_out.items()}
     train = {c.name: odds[c.name][: len(c.x)] for c in federation}
     test = {c.name: odds[c.name][len(c.x) :] for c in federation}
@@ -242,9 +259,10 @@ def admit(explanations: Mapping[str, Explanation]) -> tuple[ShiftTypeName, dict[
     """Return the shift type that weights should correct, and why other candidates are refused.
 
     A candidate must have a lower log loss than "no shift" by 1.64 standard errors (`SURE`). If no
-    candidate does, the shift type is "none". If both candidates do, label shift is taken,
-    because it has fewer unknowns to estimate, unless the log loss of covariate shift is lower by
-    0.5 standard errors (`DOUBT`).
+    candidate does, the shift type is "none". If both candidates do, covariate shift is taken if its
+    log loss is lower by 1.28 standard errors (`CLEAR`). Label shift is taken if the log loss of
+    covariate shift is lower by at most 0.5 standard errors (`DOUBT`), because label shift has fewer
+    unknowns to estimate. In between, the shift type is "inconclusive".
     """
     refused, clear = dict[str, str](), list[ShiftTypeName]()
     for name, e in explanations.items():
@@ -252,18 +270,29 @@ def admit(explanations: Mapping[str, Explanation]) -> tuple[ShiftTypeName, dict[
         if d.value + SURE * d.error < 0:
             clear.append(e.shift_type)
         else:
-            refused[name] = (
-                "the unlabelled rows show no such shift (log loss relative to no shift "
-                f"{d.value:+.3f} ± {d.error:.3f} nats a row)"
-            )
+            refused[name] = f"the unlabelled rows show no such shift {_nats(d, 'no shift')}"
     if len(clear) < 2:
         return (clear[0] if clear else "none"), refused
     d = explanations["covariate"].against(explanations["label"])
-    if d.value + DOUBT * d.error < 0:
+    if d.value + CLEAR * d.error < 0:
         refused["label"] = "a covariate shift explains the unlabelled rows better"
         return "covariate", refused
+    if d.value + DOUBT * d.error < 0:
+        why = f"a covariate shift explains the rows slightly better {_nats(d, 'label shift')}"
+        return "inconclusive", {"inconclusive": why}
     refused["covariate"] = "a label shift explains the rows equally well with fewer unknowns"
     return "label", refused
+
+
+def objection(shift_type: ShiftTypeName, covariate: Explanation) -> str:
+    """Why the diagnosis (shift type and overlap) speaks against weights; empty if it does not."""
+    if covariate.outside > MOST_OUTSIDE:
+        return f"{covariate.outside:.0%} of the deployment rows look like no training row"
+    return "" if shift_type in ("label", "covariate") else f"the shift type is {shift_type}"
+
+
+def _nats(d: Difference, reference: str) -> str:
+    return f"(log loss relative to {reference} {d.value:+.3f} ± {d.error:.3f} nats a row)"
 
 
 def side_log_losses(

@@ -52,26 +52,19 @@ class GateRule:
     Attributes
     ----------
     level : float
-        Level of the two-sided interval of the difference.
-    gain : float
-        Number of standard errors by which the weighted model must be better.
-    margin : float
-        Largest harm that the interval may include, as a share of the baseline's weighted risk.
+        Level of the two-sided interval of the difference, which must lie below 0.
     min_ess : float
         Effective sample size of held-out rows below which the weighted model is refused.
     """
 
     level: float = 0.8
-    gain: float = 0.5
-    margin: float = 0.25
     min_ess: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
             raise InputError(f"GateRule: level must be in (0, 1); got {self.level}")
-        for name in ("gain", "margin", "min_ess"):
-            if not getattr(self, name) >= 0:
-                raise InputError(f"GateRule: {name} must be at least 0; got {getattr(self, name)}")
+        if not self.min_ess >= 0:
+            raise InputError(f"GateRule: min_ess must be at least 0; got {self.min_ess}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +163,8 @@ class Gate:
         Why each candidate passed or was refused.
     rule : GateRule
         The rule that was applied.
+    objection : str
+        Why the diagnosis speaks against the chosen weights; empty if it does not.
     """
 
     choice: str
@@ -177,12 +172,14 @@ class Gate:
     differences: Mapping[str, Difference]
     reasons: Mapping[str, str]
     rule: GateRule
+    objection: str = ""
 
     @property
     def status(self) -> str:
         """The choice and its reasons in one sentence."""
         if self.choice != self.baseline:
-            return f"took {self.choice}: {self.reasons[self.choice]}"
+            against = f" against the diagnosis ({self.objection})" if self.objection else ""
+            return f"took {self.choice}{against}: {self.reasons[self.choice]}"
         if not self.reasons:
             return f"kept {self.baseline}: no weighted model was trained"
         text = "; ".join(f"{name}: {why}" for name, why in self.reasons.items())
@@ -197,6 +194,7 @@ class Gate:
             "choice": self.choice,
             "baseline": self.baseline,
             "status": self.status,
+            "objection": self.objection,
             "reasons": dict(self.reasons),
             "differences": [d.to_dict() for d in self.differences.values()],
             "rule": dataclasses.asdict(self.rule),
@@ -213,9 +211,8 @@ def gate(
 ) -> Gate:
     """Choose the candidate that passes with the largest gain, or the baseline if none passes.
 
-    A candidate passes on three conditions. Its weighted held-out risk is below that of the baseline
-    by at least `rule.gain` standard errors. The upper limit of the difference is at most
-    `rule.margin` times the baseline's risk. The effective sample size is at least `rule.min_ess`.
+    A candidate passes on two conditions. The whole interval of the difference, at `rule.level`, is
+    below 0. The effective sample size is at least `rule.min_ess`.
 
     Parameters
     ----------
@@ -299,8 +296,6 @@ def _judge(d: Difference, rule: GateRule) -> tuple[bool, str]:
     text = f"weights would change the held-out risk of {d.risk:.3g} by {d.value:+.3g} ± {half:.2g}"
     if d.ess < rule.min_ess:
         return False, f"effective sample size {d.ess:.1f} of held-out rows, below {rule.min_ess:g}"
-    if d.value >= 0 or -d.value < rule.gain * d.error:
-        return False, text
-    if d.interval[1] > rule.margin * d.risk:
-        return False, f"{text}: harm cannot be ruled out"
+    if d.interval[1] >= 0:
+        return False, text if d.value >= 0 else f"{text}: harm cannot be ruled out"
     return True, f"it changes the held-out risk of {d.risk:.3g} by {d.value:+.3g} ± {half:.2g}"

@@ -20,7 +20,11 @@ from fedshift.outcome.weights import write_sample_weights
 if TYPE_CHECKING:  # a deployment's server, in fedshift.federation, saves its model by this package
     from fedshift.federation.crossval import CrossFittedModel
     from fedshift.federation.ledger import Ledger
-    from fedshift.federation.shift_type import Explanation, SiteLabelDistributions
+    from fedshift.federation.shift_type import (
+        Explanation,
+        ShiftTypeName,
+        SiteLabelDistributions,
+    )
     from fedshift.federation.task import State, Task
 
 
@@ -114,8 +118,11 @@ class TabularOutcome:
     explanations : mapping of shift type to Explanation
         For each shift type, how well the density ratio that it implies separates unlabelled test
         rows from training rows (held-out log loss).
+    shift_type : {"none", "label", "covariate", "inconclusive"}
+        The shift type of the federation, from unlabelled rows.
     marginals : SiteLabelDistributions or None
-        Label distributions; None in regression.
+        Label distributions; those of the deployment rows are estimates that hold under label
+        shift. None unless the shift type is "label".
     forecast : Forecast
         Predicted performance of the chosen model at every site, without deployment labels.
     scores : tuple of SiteScores
@@ -131,6 +138,7 @@ class TabularOutcome:
     candidates: Mapping[str, ModelCandidate]
     gate: Gate
     explanations: Mapping[str, Explanation]
+    shift_type: ShiftTypeName
     marginals: SiteLabelDistributions | None
     forecast: Forecast
     scores: tuple[SiteScores, ...]
@@ -197,11 +205,16 @@ class TabularOutcome:
             "seconds": self.seconds,
             "gate": self.gate.to_dict(),
             "explanations": {k: e.against().to_dict() for k, e in self.explanations.items()},
+            "shift_type": self.shift_type,
+            "outside": self.explanations["covariate"].outside,
             "label_distributions": None
             if self.marginals is None
             else {
-                side: {n: q.tolist() for n, q in getattr(self.marginals, side).items()}
-                for side in ("train", "test")
+                "estimated": ["test"],
+                **{
+                    side: {n: q.tolist() for n, q in getattr(self.marginals, side).items()}
+                    for side in ("train", "test")
+                },
             },
             "candidates": {
                 name: {

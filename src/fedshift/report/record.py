@@ -10,6 +10,10 @@ sites                   a list, one per site: ``site``, ``train_rows``, ``test_r
                         ``columns``, ``classes``, ``train_distribution`` {class: share}, ``notes``
 notes                   sentences about how the tables were read
 diagnosis, drift        ``Diagnosis.to_dict()``, ``Drift.to_dict()``
+shift_type, outside     the federation's shift type; the share of deployment rows that look like no
+                        training row
+label_distributions     ``train`` (counted) and ``test`` (estimated), {site: shares}; null unless
+                        the shift type is "label"
 gate, candidates        ``Gate.to_dict()``; names of the models that were compared
 evaluation              {"erm": [...], "chosen": [...]}, each with ``client``, ``accuracy`` or
                         ``mse``, ``low``, ``high``, ``n``; null if no test row has a label

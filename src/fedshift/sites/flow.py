@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedshift.core.old_files import modern_sites_record
 from fedshift.core.samples import Float64Array, FloatArray
 from fedshift.data.tables import Encoded, Sites
 from fedshift.diagnose import Diagnosis, Drift, diagnose, drift
@@ -69,6 +70,19 @@ class Trained:
         out["settings"] = {**out["settings"], "training": dict(self.options)}
         return {**out, **record.training(self.examined.encoded, self.outcome)}
 
+    def label_sentences(self) -> list[str]:
+        """Return each site's estimated label distribution in words, if the shift type is label."""
+        estimates = {} if self.outcome.marginals is None else self.outcome.marginals.test
+        most = {
+            site: sorted(zip(q, self.examined.encoded.classes, strict=True), reverse=True)[:5]
+            for site, q in estimates.items()
+        }
+        return [
+            f"{site}: label distribution of the deployment rows, estimated under label shift: "
+            + ", ".join(f"{c} {p:.0%}" for p, c in shares)
+            for site, shares in most.items()
+        ]
+
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the record, the model, the encoder, and weights for other learners.
 
@@ -87,8 +101,8 @@ class Since:
     drift : Drift
     class_weights : mapping of class to float, or None
         The weight of a training row of each class under label shift: q̄(y) / p̄(y), the label
-        distribution of all sites' new deployment rows over that of all training rows. None for
-        regression, or if the earlier rows came from a folder of site files.
+        distribution of all sites' new deployment rows over that of all training rows. It is an
+        estimate. None unless the earlier rows came from a run whose shift type is "label".
     """
 
     drift: Drift
@@ -99,7 +113,7 @@ class Since:
         out = [f"Verdict: {self.drift.verdict}.", *self.drift.sentences()]
         if self.class_weights is not None and self.drift.verdict == "re-estimate":
             weights = ", ".join(f"{c} {w:.3g}" for c, w in self.class_weights.items())
-            out.append(f"New weight of each class under label shift: {weights}.")
+            out.append(f"New weight of each class, estimated under label shift: {weights}.")
         return out
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,6 +147,7 @@ def train(
     *,
     seed: int = 0,
     objective: str = "auto",
+    ratio: str | None = None,
     model: str = "auto",
     **settings: Any,
 ) -> Trained:
@@ -146,7 +161,7 @@ def train(
     path : path
         A folder of site files, or one file with a site column.
     seed : int
-    objective, model : str
+    objective, ratio, model : str
         See `fedshift.tabular.fit_tables`.
     **settings
         See `fedshift.data.tables.TableSettings`.
@@ -157,12 +172,11 @@ def train(
     """
     examined = examine(path, seed=seed, **settings)
     encoded = examined.encoded
-    outcome = fit_tables(
-        encoded.federation, seed=seed, objective=objective, model=model, base=encoded.weights
-    )
+    options: dict[str, Any] = {"seed": seed, "objective": objective, "ratio": ratio, "model": model}
+    outcome = fit_tables(encoded.federation, base=encoded.weights, **options)
     for name, sums in encoded.sums.items():
         outcome.ledger.add(name, "share.encoding", up=sums.up)
-    return Trained(examined, outcome, {"seed": seed, "objective": objective, "model": model})
+    return Trained(examined, outcome, options)
 
 
 def since(
@@ -170,8 +184,9 @@ def since(
 ) -> Since:
     """Compare new deployment rows with the rows that the weights were estimated from.
 
-    If `before` is a run of `fedshift train`, label distributions are estimated again as well, with
-    the run's own classifier and starting from the old distributions. Nothing is trained.
+    If `before` is a run of `fedshift train` with shift type "label", label distributions are
+    estimated again as well, with the run's own classifier and starting from the old distributions.
+    Nothing is trained.
 
     Parameters
     ----------
@@ -195,7 +210,9 @@ def since(
     old, labels = Path(before), None
     if (old / ENCODER).is_file():
         run = load(old)
-        encoder, labels = run.encoder, run.labels
+        encoder = run.encoder
+        if modern_sites_record(run.record)["shift_type"] == "label":
+            labels = run.labels
         reference: Mapping[str, FloatArray] = run.reference
     else:
         encoded = Sites.read(old, seed=seed, **settings).encode()

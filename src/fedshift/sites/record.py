@@ -64,7 +64,7 @@ def training(encoded: Encoded, outcome: TabularOutcome) -> dict[str, Any]:
         "model": f"{fit.model}, ridge {fit.ridge:g}",
         "status": outcome.status,
         "gate": {**results["gate"], **results["gate"]["rule"]},
-        "explanations": results["explanations"],
+        **{k: results[k] for k in ("shift_type", "outside", "explanations")},
         "label_distributions": results["label_distributions"],
         "evaluation": None
         if before is None or after is None

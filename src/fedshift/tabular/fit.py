@@ -21,7 +21,7 @@ from fedshift.data.federation import Federation
 from fedshift.errors import InputError, option
 from fedshift.federation.client_weights import RatioMethod
 from fedshift.federation.crossval import MODELS, CrossFittedModel
-from fedshift.federation.shift_type import admit
+from fedshift.federation.shift_type import admit, objection
 from fedshift.learn.gate import SUMS, Gate, GateRule, difference, gate
 from fedshift.learn.objective import Objective
 from fedshift.outcome import TabularOutcome
@@ -32,9 +32,6 @@ from fedshift.tabular.study import TableStudy
 MANY = 1000
 #: standard errors by which a perceptron must beat the linear model
 BETTER = 1.0
-#: under covariate shift weights must gain more: density ratios are noisier than ratios of label
-#: distributions, and a model that fits p(y | x) needs no weights
-CAREFUL = GateRule(gain=1.0)
 
 
 def fit_tables(
@@ -63,8 +60,8 @@ def fit_tables(
         distributions (`fedshift.federation.shift_type`). "erm": no weights. Any other name of
         `fedshift.learn.objective.Objective`: the weights that this objective defines.
     ratio : see `fedshift.federation.client_weights`, optional
-        The source of weights. By default, it follows from the shift type that explains the
-        unlabelled rows best.
+        The source of weights. By default, the shift type and the overlap decide whether there are
+        weights, and which. A named ratio is tried whatever they are; the gate still tests it.
     model : {"auto", "linear", "mlp"}
         "auto" also tries a perceptron, by cross-validation, if there are at least 1000
         training rows.
@@ -76,10 +73,10 @@ def fit_tables(
     weighting : Weighting, optional
         How ratios become weights. By default the largest weight is 20.
     rule : GateRule, optional
-        Rule of the gate, the no-harm test. By default `GateRule()`. Under covariate shift the
-        default has ``gain=1``: the weighted model must be better by at least one standard error.
+        Rule of the gate, the no-harm test. By default `GateRule()`.
     gated : bool
-        False chooses the weighted model, if there is one, even if the gate refuses it.
+        False chooses the weighted model even if the gate refuses it or overlap is poor. If the
+        shift type is "none" or "inconclusive", there is no weighted model unless `ratio` is named.
     folds : int
         Number of folds of cross-validation.
 
@@ -105,13 +102,16 @@ def fit_tables(
         erm = _fit_erm(study, model)
         explanations, distributions = study.explain(erm)
         shift, refused = admit(explanations)
+        against = objection(shift, explanations["covariate"])
         weights: dict[str, Mapping[str, Weights]] = {}
         if objective == "erm":
             refused = {}
         elif ratio is not None:
             aim, refused = aim or Objective("ftw"), {}
             weights["given"] = study.objective_weights(ratio, aim, weighting)
-        elif shift != "none":
+        elif shift in explanations and against and gated:
+            refused[shift] = against
+        elif shift in explanations:
             why = explanations[shift]
             try:
                 weights[shift] = study.compute_weights(why, distributions, aim, weighting)
@@ -122,11 +122,13 @@ def fit_tables(
             {name: f.losses for name, f in fits.items()},
             {name: study.times_base(w) for name, w in weights.items()},
             refused=refused,
-            rule=rule or (CAREFUL if "covariate" in weights else None),
+            rule=rule,
         )
         study.book_sums(len(weights) * SUMS)
         if not gated and weights:
             decision = _forced(decision, next(iter(weights)))
+        if decision.choice != "erm":
+            decision = replace(decision, objection=against)
         forecast = study.forecast(fits[decision.choice], explanations, distributions, shift)
         candidates = {n: study.candidate(n, f, weights.get(n)) for n, f in fits.items()}
         scores = score_sites(study, candidates[decision.choice])
@@ -134,7 +136,8 @@ def fit_tables(
         candidates=candidates,
         gate=decision,
         explanations=explanations,
-        marginals=distributions,
+        shift_type=shift,
+        marginals=distributions if shift == "label" else None,
         forecast=forecast,
         scores=scores,
         ledger=study.ledger,

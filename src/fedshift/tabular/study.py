@@ -218,7 +218,7 @@ class TableStudy:
             sizes = {c.name: len(c.test_x) for c in self.scaled}
             return forecast_error(squares, sizes, weights=weights, doubts=doubts)
         lift = None
-        if distributions is not None and shift == "label":
+        if distributions is not None and shift in ("label", "inconclusive"):
             lift = {n: q / distributions.source for n, q in distributions.test.items()}
         forecast = forecast_accuracy(
             fit.held_out,

@@ -33,8 +33,8 @@ GLOSSARY = {
     "joint shift": "The class proportions differ, and so do the inputs within classes.",
     "label shift": "The class proportions p(y) differ and p(x given y) does not.",
     "mean, sd": "The change of a column's mean, in standard deviations.",
-    "no-harm test": "Accepts a weighted model only if its loss on held-out rows is lower and harm "
-    "beyond a margin is ruled out.",
+    "no-harm test": "Accepts a weighted model only if its loss on held-out rows is lower, with the "
+    "whole interval of the difference below zero.",
     "test rows": "Deployment rows: rows that the model will be used on, with or without labels.",
 }
 

@@ -21,11 +21,12 @@ def cards(record: Mapping[str, Any]) -> Section:
     if d is None:
         return not_run("sites", "Site by site", "fedshift diagnose SITES", "no site was tested.")
     sites = {s["site"]: s for s in record["sites"]}
-    cards = [_card(s, sites.get(s["site"], {}), d.get("classes") or []) for s in d["sites"]]
+    estimates = (record.get("label_distributions") or {}).get("test") or {}
+    cards = [_card(s, sites.get(s["site"], {}), estimates.get(s["site"])) for s in d["sites"]]
     return Section("sites", "Site by site", tag("div", cards, class_="cards"))
 
 
-def _card(s: Mapping[str, Any], site: Mapping[str, Any], classes: Sequence[str]) -> Html:
+def _card(s: Mapping[str, Any], site: Mapping[str, Any], estimate: Sequence[Any] | None) -> Html:
     shift_type, tested = s["shift_type"], s["status"] in ("shift", "inconclusive")
     f = main_finding(s)
     size = f"AUC {fixed(f.get('auc'))} {span(f.get('low'), f.get('high'))}"
@@ -41,7 +42,7 @@ def _card(s: Mapping[str, Any], site: Mapping[str, Any], classes: Sequence[str])
         ),
         _questions(s["findings"]),
         tag("p", _sentence(shift_type.get("meaning") or ""), class_="meaning") if tested else None,
-        _shares(site, shift_type.get("label_distribution"), classes),
+        _shares(site, estimate or []),
         _columns(s.get("columns") or []),
         _overlap(s.get("overlap") or {}, s.get("train_rows")),
         sentences(site.get("notes") or []),
@@ -65,33 +66,27 @@ def _questions(findings: Sequence[Mapping[str, Any]]) -> Child:
     )
 
 
-def _shares(
-    site: Mapping[str, Any], distribution: Sequence[Any] | None, classes: Sequence[str]
-) -> Child:
-    """List the class proportions in training and, if estimated, in deployment."""
+def _shares(site: Mapping[str, Any], estimate: Sequence[Any]) -> Child:
+    """List the class proportions in training and their estimates in deployment."""
     train = site.get("train_distribution") or {}
-    now = _by_class(distribution or [], classes, site.get("classes"))
+    now = dict(zip(site.get("classes") or [], estimate, strict=False))
     if len(train) < 2 or not set(train) & set(now):
         return None
     order = sorted(train, key=lambda c: -abs(finite(train[c], 0.0) - finite(now.get(c), 0.0)))
     rows = [
         (
             named(c, longest=28),
-            bar(now.get(c), title=f"{isolated(c)}: {share(now.get(c))} in deployment"),
+            bar(now.get(c), title=f"{isolated(c)}: about {share(now.get(c))} in deployment"),
             [share(train[c]), "→", share(now.get(c))],
         )
         for c in order[:CLASSES]
     ]
     rest = len(order) - CLASSES
     more = tag("p", f"and {count(rest, 'class', 'classes')}", class_="more") if rest > 0 else None
-    return [bars(rows, ("Classes", "training", "", "deployment")), more]
-
-
-def _by_class(shares: Sequence[Any], classes: Sequence[str], names: Any) -> dict[str, Any]:
-    """Proportions by the site's class names; a diagnosis may have class numbers only."""
-    names = names if isinstance(names, list | tuple) else []
-    words = [str(names[int(c)]) if c.isdecimal() and int(c) < len(names) else c for c in classes]
-    return dict(zip(words, shares, strict=False))
+    return [
+        bars(rows, ("Classes", "training", "", "deployment (estimate)")),
+        more,
+    ]
 
 
 def _columns(columns: Sequence[Mapping[str, Any]]) -> Child:
