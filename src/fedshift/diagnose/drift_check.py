@@ -11,7 +11,7 @@ import numpy as np
 from fedshift.core.label import mlls
 from fedshift.core.params import nearest
 from fedshift.core.samples import FloatArray, RowSets, as_rows, column_names
-from fedshift.diagnose.columns import ColumnShift, column_shifts
+from fedshift.diagnose.columns import ColumnShift, column_shifts, largest
 from fedshift.diagnose.columns import column_names as unnamed
 from fedshift.diagnose.finding import LEVEL, SMALLEST, Finding, adjust
 from fedshift.diagnose.significance import draws_for
@@ -88,9 +88,8 @@ class SiteDrift:
         size = f"AUC {f.auc:.2f} [{f.low:.2f}, {f.high:.2f}], {f.p_text}"
         if self.verdict == "keep the weights":
             return f"{rows}: {f.status} ({size}). Keep the weights."
-        most = ", ".join(c.name for c in self.columns[:3])
         labels = f" Class proportions changed by {self.labels.distance:.2f}." if self.labels else ""
-        return f"{rows}: shift ({size}). Largest change: {most}.{labels} Re-estimate the weights."
+        return f"{rows}: shift ({size}). Largest change: {largest(self.columns)}.{labels} Re-estimate the weights."
 
     def __repr__(self) -> str:
         return f"SiteDrift({self.sentence})"

@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedshift.core.samples import FloatArray
 from fedshift.data.tables import Encoded, Sites
+from fedshift.data.tables.cells import quote
 from fedshift.diagnose import Diagnosis, Drift, diagnose, drift
 from fedshift.errors import InputError
 from fedshift.sites import record, store
@@ -86,14 +89,17 @@ class Since:
         The weight of a training row of each class under label shift: q̄(y) / p̄(y), the label
         distribution of all sites' new deployment rows over that of all training rows. None for
         regression, or if the earlier rows came from a folder of site files.
+    absent : tuple of str
+        Columns without a value in any new row, which the comparison leaves out.
     """
 
     drift: Drift
     class_weights: Mapping[str, float] | None
+    absent: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
-        """Return a sentence per site, the verdict, and new class weights if they are needed."""
-        out = [*self.drift.sentences(), f"Verdict: {self.drift.verdict}."]
+        """Return the absent columns, a sentence per site, the verdict, and new class weights."""
+        out = [*self._absence(), *self.drift.sentences(), f"Verdict: {self.drift.verdict}."]
         if self.class_weights is not None and self.drift.verdict == "re-estimate":
             weights = ", ".join(f"{c} {w:.3g}" for c, w in self.class_weights.items())
             out.append(f"New weight of each class under label shift: {weights}.")
@@ -101,7 +107,14 @@ class Since:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the "drift" part of a record."""
-        return {**self.drift.to_dict(), "class_weights": self.class_weights}
+        drift = self.drift.to_dict()
+        sentences = [*self._absence(), *drift["sentences"]]
+        return {**drift, "sentences": sentences, "class_weights": self.class_weights}
+
+    def _absence(self) -> list[str]:
+        columns = f"column{'s' * (len(self.absent) > 1)} {quote(self.absent)}"
+        text = f"The new rows have no value of {columns}, left out of the comparison; supply them."
+        return [text] if self.absent else []
 
 
 def examine(path: str | os.PathLike[str], *, seed: int = 0, **settings: Any) -> Examined:
@@ -197,22 +210,32 @@ def since(
     else:
         encoded = Sites.read(old, seed=seed, **settings).encode()
         encoder, reference = encoded.encoder, encoded.federation.test
-    new = {site: batch.x for site, batch in encoder.read(path).items()}
+    batches = encoder.read(path)
+    new = {site: batch.x for site, batch in batches.items()}
     both = [site for site in reference if site in new]
     if not both:
         raise InputError(
             f"{path} must have rows of at least one site in {before}, which has "
             f"{sorted(reference)}; got {sorted(new)}; give files of the same sites"
         )
+    absent = frozenset.intersection(*(batches[site].absent for site in both))
+    columns = [name for name, feature in encoder.columns.items() if feature not in absent]
+    if not columns:
+        raise InputError(
+            f"{path} must have columns of the training rows, {quote(encoder.schema.names)}; got no "
+            "value in any of them; check the column names"
+        )
+    keep = np.array([name in columns for name in encoder.columns])
     comparison = drift(
-        {site: reference[site] for site in both},
-        {site: new[site] for site in both},
-        columns=list(encoder.columns),
+        {site: reference[site][:, keep] for site in both},
+        {site: new[site][:, keep] for site in both},
+        columns=columns,
         features=encoder.columns,
         seed=seed,
     )
+    lost = tuple(sorted(absent))
     if labels is None:
-        return Since(comparison, None)
+        return Since(comparison, None, lost)
     sites = [replace(s, labels=labels.update(s.site, new[s.site])) for s in comparison.sites]
     now = {s.site: s.labels.now for s in sites if s.labels is not None}
-    return Since(Drift(tuple(sites)), labels.class_weights(now))
+    return Since(Drift(tuple(sites)), labels.class_weights(now), lost)
