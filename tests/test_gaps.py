@@ -84,7 +84,7 @@ def test_diagnose_names_what_shifted_and_counts_gaps_apart(
 def test_a_column_with_gaps_in_new_rows_only_is_compared_by_its_values(folder: Path) -> None:
     new = folder.parent / "new"
     for name, seed in (("a", 12), ("b", 14)):
-        table = rows(400, seed, dose=0.8 if name == "a" else 0.0, lost=0.5 if name == "a" else 0.2)
+        table = rows(400, seed, dose=0.8 if name == "a" else 0.0, lost=0.4 if name == "a" else 0.2)
         for i, row in enumerate(table):
             row["outcome"] = ""
             row["weight"] = "" if i % 5 < 3 else row["weight"]
@@ -130,7 +130,7 @@ def test_since_leaves_out_and_names_a_column_that_no_new_file_has(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = folder.parent / "new"
-    write(new / "a.csv", rows(400, 21, dose=0.8, lost=0.5), drop=["age", "outcome"])
+    write(new / "a.csv", rows(400, 21, dose=0.8, lost=0.4), drop=["age", "outcome"])
     write(new / "b.csv", rows(400, 24), drop=["age", "outcome"])
     drift = diagnosed(new, "--since", folder, "--label", "outcome")["drift"]
     assert drift["verdict"] == "keep the weights"

@@ -109,8 +109,8 @@ def test_numbers_equal_sklearn() -> None:
         assert row.r2 == pytest.approx(metrics.r2_score(c.test_y, guess), rel=1e-5)
         assert row.low < row.value < row.high
         assert row.accuracy is None
-    assert got.worst.value == got.values.max()  # a large error is bad
-    assert got.best.value == got.values.min()
+    assert got.worst.value == got.scores.max()  # a large error is bad
+    assert got.best.value == got.scores.min()
     assert "mean mse" in repr(got)
 
 

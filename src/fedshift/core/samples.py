@@ -125,7 +125,7 @@ def _check_finite(a: FloatArray, name: str) -> None:
 
 def is_missing(x: FloatArray) -> npt.NDArray[np.bool_]:
     """Return a mask of the values that stand for a missing one, `MISSING`."""
-    return (x == 0) & np.signbit(x)
+    return np.asarray((x == 0) & np.signbit(x))
 
 
 def row_hash(x: FloatArray) -> npt.NDArray[np.uint64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,16 +94,14 @@ def column_shifts(
     s, t = (x.reshape(len(x), -1).astype(np.float64) for x in (source, target))
     members = _members(names, groups)
     raw: dict[str, tuple[float, float | None, float]] = {}
-    shuffled: dict[str, list[int]] = {}
     for name, (values, marks) in members.items():
         a, b = (_observed(x, values, marks, encoded=groups is not None) for x in (s, t))
         if values:
             raw[name] = _compare(s[:, values][a], t[:, values][b])
-            shuffled[name] = values
         if not (a.all() and b.all()):
             raw[f"{name} (missing)"] = _categories(a[:, None], b[:, None])
-        if marks:
-            shuffled[f"{name} (missing)"] = marks
+    shuffled = {f"{name} (missing)": marks for name, (_, marks) in members.items() if marks}
+    shuffled |= {name: values for name, (values, _) in members.items() if values}
     adjusted = holm([p for _, _, p in raw.values()])
     shares = {} if pair is None or not pair.columns else _shares(pair, shuffled, seed=seed)
     shifts = [
@@ -151,7 +150,7 @@ def _observed(
     lacking = x[:, marks].any(axis=1)
     if encoded and values:
         lacking |= is_missing(x[:, values]).all(axis=1)
-    return ~lacking
+    return np.asarray(~lacking)
 
 
 def _compare(s: Float64Array, t: Float64Array) -> tuple[float, float | None, float]:
@@ -170,7 +169,7 @@ def _compare(s: Float64Array, t: Float64Array) -> tuple[float, float | None, flo
     return float(test.statistic), gap, float(test.pvalue)
 
 
-def _categories(s: Float64Array, t: Float64Array) -> tuple[float, float | None, float]:
+def _categories(s: npt.NDArray[Any], t: npt.NDArray[Any]) -> tuple[float, float | None, float]:
     both = np.concatenate([s, t])
     _, code = np.unique(both, axis=0, return_inverse=True)
     code = code.reshape(-1)

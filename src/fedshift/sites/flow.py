@@ -99,7 +99,10 @@ class Since:
 
     def sentences(self) -> list[str]:
         """Return the absent columns, a sentence per site, the verdict, and new class weights."""
-        out = [*self._absence(), *self.drift.sentences(), f"Verdict: {self.drift.verdict}."]
+        out = [*self.drift.sentences(), f"Verdict: {self.drift.verdict}."]
+        if self.absent:
+            names = f"column{'s' * (len(self.absent) > 1)} {quote(self.absent)}"
+            out.insert(0, f"The new rows have no value of {names}, left out of the comparison.")
         if self.class_weights is not None and self.drift.verdict == "re-estimate":
             weights = ", ".join(f"{c} {w:.3g}" for c, w in self.class_weights.items())
             out.append(f"New weight of each class under label shift: {weights}.")
@@ -107,14 +110,8 @@ class Since:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the "drift" part of a record."""
-        drift = self.drift.to_dict()
-        sentences = [*self._absence(), *drift["sentences"]]
-        return {**drift, "sentences": sentences, "class_weights": self.class_weights}
-
-    def _absence(self) -> list[str]:
-        columns = f"column{'s' * (len(self.absent) > 1)} {quote(self.absent)}"
-        text = f"The new rows have no value of {columns}, left out of the comparison; supply them."
-        return [text] if self.absent else []
+        out = {**self.drift.to_dict(), "sentences": self.sentences()}
+        return {**out, "class_weights": self.class_weights, "absent": list(self.absent)}
 
 
 def examine(path: str | os.PathLike[str], *, seed: int = 0, **settings: Any) -> Examined:
@@ -219,23 +216,21 @@ def since(
             f"{sorted(reference)}; got {sorted(new)}; give files of the same sites"
         )
     absent = frozenset.intersection(*(batches[site].absent for site in both))
-    columns = [name for name, feature in encoder.columns.items() if feature not in absent]
-    if not columns:
+    keep = np.array([feature not in absent for feature in encoder.columns.values()])
+    if not keep.any():
         raise InputError(
             f"{path} must have columns of the training rows, {quote(encoder.schema.names)}; got no "
             "value in any of them; check the column names"
         )
-    keep = np.array([name in columns for name in encoder.columns])
     comparison = drift(
         {site: reference[site][:, keep] for site in both},
         {site: new[site][:, keep] for site in both},
-        columns=columns,
+        columns=np.array(list(encoder.columns))[keep].tolist(),
         features=encoder.columns,
         seed=seed,
     )
-    lost = tuple(sorted(absent))
     if labels is None:
-        return Since(comparison, None, lost)
+        return Since(comparison, None, tuple(sorted(absent)))
     sites = [replace(s, labels=labels.update(s.site, new[s.site])) for s in comparison.sites]
     now = {s.site: s.labels.now for s in sites if s.labels is not None}
-    return Since(Drift(tuple(sites)), labels.class_weights(now), lost)
+    return Since(Drift(tuple(sites)), labels.class_weights(now), tuple(sorted(absent)))

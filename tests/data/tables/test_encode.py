@@ -154,7 +154,7 @@ def test_what_is_no_encoder(tmp_path: Path, encoded: Encoded, broken: Any) -> No
         with pytest.raises(InputError):
             Encoder.from_dict({**table, "codes": codes})
     table["codes"][0]["feature"] = "gone"
-    with pytest.raises(InputError, match=r"feature must be one of .*got 'gone'"):
+    with pytest.raises(InputError, match=r"name must be one of .*got 'gone'"):
         Encoder.from_dict(table)
     (tmp_path / "e.json").write_text("{")
     with pytest.raises(InputError, match="must hold an encoder as JSON"):
