@@ -157,7 +157,7 @@ def table(x: Any, y: Any, deployed: Any, *, labelled: bool = True) -> Run:
         for name, candidate in outcome.candidates.items():
             case.parameters[name] = sketch(candidate.model.state_dict().values())
             if candidate.evaluation is not None:
-                case.scores[name] = candidate.evaluation.values.tolist()
+                case.scores[name] = candidate.evaluation.scores.tolist()
         case.ledger["train"] = list(outcome.ledger.total)
         return case
 
@@ -235,7 +235,7 @@ def trained(case: Case, name: str, clients: fs.Federation, settings: fs.Settings
     """Train once and keep what it gave."""
     outcome = fs.run(clients, settings)
     assert outcome.evaluation is not None
-    case.scores[name] = outcome.evaluation.values.tolist()
+    case.scores[name] = outcome.evaluation.scores.tolist()
     case.parameters[name] = sketch(outcome.model().state_dict().values())
     case.choices[f"{name}: round"] = str(outcome.state.round)
     case.ledger[name] = list(outcome.ledger.total)

@@ -77,7 +77,7 @@ def main() -> int:
         for way, pooling in cases:
             scores = evaluate(of, way, pooling, seed, iterations)
             values[f"{way}, pooling {pooling}"].append(float(scores.mean))
-            worst[f"{way}, pooling {pooling}"].append(float(scores.values.min()))
+            worst[f"{way}, pooling {pooling}"].append(float(scores.scores.min()))
         print(f"seed {seed} done", file=sys.stderr, flush=True)
     means: dict[str, Any] = {}
     for way, pooling in cases:

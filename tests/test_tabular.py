@@ -78,7 +78,7 @@ class TestChoice:
         assert found.evaluation is not None
         assert exact.evaluation is not None
         assert exact.before is not None
-        assert exact.before.values == pytest.approx(found.before.values)
+        assert exact.before.scores == pytest.approx(found.before.scores)
         gain = found.evaluation.mean - found.before.mean
         assert gain > 0.7 * (exact.evaluation.mean - found.before.mean) > 0.05
 
@@ -234,7 +234,7 @@ class TestLaws:
         found = fit_tables(fed, base=only, objective="erm")
         assert found.before is not None
         right = [np.mean(c.test_y == 0) for c in fed]
-        np.testing.assert_allclose(found.before.values, right, atol=1e-6)
+        np.testing.assert_allclose(found.before.scores, right, atol=1e-6)
 
 
 class TestEdges:

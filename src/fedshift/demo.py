@@ -152,4 +152,5 @@ def _record(method: str, outcome: Outcome) -> dict[str, Any]:
         "clients": scores.to_records(),
         "ledger": outcome.ledger.to_records(),
         "seconds": outcome.seconds,
+        "ratio_seconds": outcome.ratio_seconds,
     }

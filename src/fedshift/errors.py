@@ -65,6 +65,16 @@ class OutputError(FedshiftError, OSError):
     """A result cannot be written to its folder or file."""
 
 
+class InUseError(OutputError):
+    """Another process works in the folder."""
+
+
+class UnknownName(InputError, KeyError):
+    """A mapping of results has no entry of this name."""
+
+    __str__ = Exception.__str__  # a KeyError puts its message in quotes
+
+
 class TrainingDiverged(FedshiftError, ArithmeticError):
     """A loss became NaN or infinite."""
 

@@ -104,26 +104,26 @@ def make_task(
 ) -> Task:
     """Build the task, which holds the rows, weights, model and plan that an engine trains on."""
     classes = count_classes(federation, settings) if classes is None else classes
-    model = build(settings.model, federation[0].x.shape[1:], classes, seed=settings.seed)
-    task = Task.of(
+    return Task.of(
         federation,
-        model,
+        checked_model(federation, settings, classes),
         settings.plan,
         weights=weights,
         loss=settings.loss,
         dtype=torch.float64 if settings.precision == "float64" else torch.float32,
         device=device_of(settings),
     )
-    _check_output(task, classes)
-    return task
 
 
-def _check_output(task: Task, classes: int) -> None:
-    """Raise unless the model returns one score per class."""
-    rows = task.x[:2]
+def checked_model(federation: Federation, settings: Settings, classes: int) -> nn.Module:
+    """Build the model that the settings name, and check that it returns one score per class."""
+    first = federation[0].x
+    model = build(settings.model, first.shape[1:], classes, seed=settings.seed)
     try:
         with torch.inference_mode():
-            out = copy.deepcopy(task.model).eval()(rows)
+            trial = copy.deepcopy(model).eval()
+            rows = torch.as_tensor(first[:2], dtype=next(trial.parameters()).dtype)
+            out = trial(rows)
     except RuntimeError as error:
         raise InputError(
             f"model must take rows of shape {tuple(rows.shape[1:])}; it raised: {error}"
@@ -133,6 +133,7 @@ def _check_output(task: Task, classes: int) -> None:
             f"model must return {classes} scores per row, shape ({len(rows)}, {classes}) for "
             f"{len(rows)} rows; got {tuple(out.shape)}"
         )
+    return model
 
 
 def start_engine(task: Task, state: State, settings: Settings) -> Engine:
@@ -231,7 +232,7 @@ def train(
                     tries += 1
             if test is not None:
                 s = test(state)
-                line |= {f"test_{s.figure}": s.mean, "test_clients": s.values.tolist()}
+                line |= {f"test_{s.figure}": s.mean, "test_clients": s.scores.tolist()}
             history.append(line)
             watch({"phase": "check", "rounds": total, **line})
             if folder is not None:

@@ -7,16 +7,20 @@ import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from fedshift.core.files import locked
 from fedshift.core.weights import Weights
 from fedshift.data.federation import Federation
 from fedshift.errors import FedshiftWarning, InputError
 from fedshift.federation.client_weights import Ratios, compute_weights, estimate_log_ratios
 from fedshift.federation.ledger import Ledger
 from fedshift.outcome import Outcome
+from fedshift.progress import bar
 from fedshift.settings import Settings, device_of
 from fedshift.training import (
     Watcher,
+    checked_model,
     count_classes,
     hold_out,
     make_task,
@@ -47,10 +51,16 @@ def run(
         for bit.
     shared : dict, optional
         Log ratios of earlier runs. Pass one empty dict to several runs, and those that need the
-        same ratios estimate them once. Ledger and seconds are still reported as if each run had
-        estimated its ratios itself.
+        same ratios estimate them once. The ledger is still that of a run that estimated its ratios
+        itself.
     watch : callable, optional
-        Called with a dict at the start of every phase and at every check.
+        Called with a dict at the start of every phase and at every check. On a terminal, bars on
+        standard error show the progress.
+
+    Raises
+    ------
+    InUseError
+        If another process works in `folder`; the error names it.
     """
     if not isinstance(federation, Federation):
         raise InputError(
@@ -58,30 +68,45 @@ def run(
             "Federation.of({name: (x, y, test_x)})"
         )
     watch = watch or (lambda _: None)
-    folder = None if folder is None else Path(folder)
+    if folder is None:
+        return _run(federation, settings, None, shared, watch)
+    with locked(Path(folder), advice="wait until it ends, or choose another folder"):
+        return _run(federation, settings, Path(folder), shared, watch)
+
+
+def _run(
+    federation: Federation,
+    settings: Settings,
+    folder: Path | None,
+    shared: dict[str, Ratios] | None,
+    watch: Watcher,
+) -> Outcome:
+    """Check, estimate ratios, train and evaluate; see `run`."""
     ledger = Ledger()
     if settings.loss == "squared":
         federation = with_numbers(federation)
     classes = count_classes(federation, settings)  # all checks come first
     device_of(settings)
+    checked_model(federation, settings, classes)
+    hold_out(federation, None, settings)
     settings.plan.check_clients([c.name for c in federation])
     labelled = all(c.test_y is not None for c in federation)
     if settings.watch_test and not labelled:
         raise InputError("watch_test needs test labels of every client; set watch_test=False")
     watch({"phase": "ratio", "objective": settings.objective})
-    ratios = estimate_log_ratios(
-        federation,
-        settings.ratio,
-        objective=settings.objective,
-        pooling=settings.pooling,
-        seed=settings.seed,
-        device=settings.device,
-        folder=folder,
-        shared=shared,
-    )
+    with bar("density ratios"):
+        ratios = estimate_log_ratios(
+            federation,
+            settings.ratio,
+            objective=settings.objective,
+            pooling=settings.pooling,
+            seed=settings.seed,
+            device=settings.device,
+            folder=folder,
+            shared=shared,
+        )
     begin, weights, goal = time.perf_counter(), None, None
     if ratios is not None:
-        begin -= ratios.seconds  # also those of an earlier run
         ledger.merge(ratios.ledger)
         way = settings.weighting
         objective, pooling = settings.objective, settings.pooling
@@ -91,15 +116,21 @@ def run(
     rows, validation = hold_out(federation, weights, settings, goal)
     task = make_task(*rows, settings, classes=classes)
     test = partial(score, task, federation=federation, settings=settings, weights=weights)
-    state, history, stopped = train(
-        task,
-        validation,
-        settings,
-        folder=folder,
-        watch=watch,
-        ledger=ledger,
-        test=partial(test, auc=False) if settings.watch_test else None,
-    )
+    with bar("training: rounds", task.plan.n_rounds) as advance:
+
+        def follow(event: dict[str, Any]) -> None:
+            advance(event["round"])
+            watch(event)
+
+        state, history, stopped = train(
+            task,
+            validation,
+            settings,
+            folder=folder,
+            watch=follow,
+            ledger=ledger,
+            test=partial(test, auc=False) if settings.watch_test else None,
+        )
     return Outcome(
         task=task,
         state=state,
@@ -109,6 +140,7 @@ def run(
         evaluation=test(state) if labelled else None,
         stopped=stopped,
         seconds=time.perf_counter() - begin,
+        ratio_seconds=0.0 if ratios is None else ratios.seconds,
         reason="" if ratios is None else ratios.reason,
     )
 

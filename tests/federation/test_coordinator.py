@@ -544,7 +544,7 @@ def test_two_runs_of_one_record_do_not_meet(
     met = []
 
     def start_another(_: dict[str, Any]) -> None:
-        with pytest.raises(FedshiftError, match=r"another run is active.*flwr list.*flwr stop"):
+        with pytest.raises(FedshiftError, match=r"in use by process.*flwr list.*flwr stop"):
             second.run()
         met.append(True)
 

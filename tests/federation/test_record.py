@@ -53,7 +53,7 @@ def test_who_comes_second_is_refused_unless_the_first_ends(
 ) -> None:
     one, two = ServerRecord(tmp_path, TASK), ServerRecord(tmp_path, TASK)
     monkeypatch.setattr(record, "PATIENCE", 0.3)
-    with one.locked(), pytest.raises(FedshiftError, match="another run is active"), two.locked():
+    with one.locked(), pytest.raises(FedshiftError, match="in use by process"), two.locked():
         pass
     monkeypatch.setattr(record, "PATIENCE", 30.0)
     held, ended = threading.Event(), []

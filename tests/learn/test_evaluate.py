@@ -115,8 +115,8 @@ def test_numbers_equal_sklearn() -> None:
         assert row.constant == pytest.approx(np.mean((c.test_y - c.y.mean()) ** 2))
         assert row.low < row.value < row.high
         assert row.accuracy is None
-    assert got.worst.value == got.values.max()  # a large error is bad
-    assert got.best.value == got.values.min()
+    assert got.worst.value == got.scores.max()  # a large error is bad
+    assert got.best.value == got.scores.min()
     assert "mean mse" in repr(got)
 
 

@@ -100,5 +100,5 @@ def test_repr_and_json() -> None:
     forecast = forecast_accuracy({"a": scores(rng, y["a"])}, y, {"a": scores(rng, y["a"])})
     assert repr(forecast).startswith("Forecast(forecast mean accuracy .")
     assert json.loads(json.dumps(forecast.to_records()))[0]["client"] == "a"
-    with pytest.raises(InputError, match=r"the site must be .*'b'"):
+    with pytest.raises(InputError, match=r"the client must be .*'b'"):
         forecast["b"]

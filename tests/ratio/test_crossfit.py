@@ -89,7 +89,7 @@ def test_bad_options() -> None:
     source, target = draws(10)
     with pytest.raises(InputError, match="wrap a scikit-learn classifier"):
         CrossFit(KNeighborsClassifier()).fit(source=source, target=target)
-    with pytest.raises(InputError, match="folds must be at least 2"):
+    with pytest.raises(InputError, match="folds must be a whole number of at least 2"):
         CrossFit(Gaussian(), folds=1).fit(source=source, target=target)
     with pytest.raises(InputError, match="20 distinct rows"):
         CrossFit(Gaussian(), folds=20).fit(source=source, target=target)

@@ -1,4 +1,4 @@
-"""Atomic writes, and readers of JSON and TOML.
+"""Atomic writes, locks, and readers of JSON and TOML.
 
 A write is atomic if the file appears under its name only once it is complete.
 """
@@ -9,14 +9,18 @@ import errno
 import json
 import math
 import os
+import platform
 import secrets
+import sys
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedshift.errors import InputError, OutputError
+from fedshift.errors import InputError, InUseError, OutputError
 
 
 @contextmanager
@@ -105,6 +109,61 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+@contextmanager
+def locked(folder: Path, *, patience: float = 0.0, advice: str) -> Iterator[None]:
+    """Let one process at a time work in a folder, which is created if needed.
+
+    The file "lock" in the folder names the holder while the body runs. If the process is killed,
+    the operating system releases the lock. Windows has no such locks; nothing is locked there.
+
+    Parameters
+    ----------
+    patience : float
+        Seconds to wait for another process to finish.
+    advice : str
+        What to do if it does not, for the error.
+
+    Raises
+    ------
+    InUseError
+        If another process works in the folder. The error names it.
+    OutputError
+        If the folder cannot be written.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    path, end = Path(folder) / "lock", time.monotonic() + patience
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder you can write to"
+        ) from error
+    with file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    file.seek(0)
+                    holder = file.read() or "another process"
+                    raise InUseError(f"{folder} is in use by {holder}; {advice}") from None
+                time.sleep(0.1)
+        since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()} since {since}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
 def read_toml(path: Path, what: str, *, fix: str = "pass a TOML file in UTF-8") -> dict[str, Any]:

@@ -29,12 +29,13 @@ def whole(owner: object, name: str, *, least: int = 1) -> int:
     return whole_number(getattr(owner, name), f"{type(owner).__name__}: {name}", least=least)
 
 
-def positive(owner: object, name: str) -> float:
-    """Return an attribute that must be a positive, finite number."""
+def positive(owner: object, name: str, *, zero: bool = False) -> float:
+    """Return an attribute that must be a positive, finite number, or `zero` if that is allowed."""
     value: Any = getattr(owner, name)
     good = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (good and 0 < value < math.inf):
-        raise InputError(f"{type(owner).__name__}: {name} must be a positive number; got {value!r}")
+    if not (good and (0 < value < math.inf or (zero and value == 0))):
+        kind = "number of at least 0" if zero else "positive number"
+        raise InputError(f"{type(owner).__name__}: {name} must be a {kind}; got {value!r}")
     return float(value)
 
 

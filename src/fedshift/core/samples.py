@@ -26,6 +26,9 @@ Float64Array = npt.NDArray[np.float64]
 Rows = npt.ArrayLike | torch.Tensor
 RowSets = Rows | Mapping[Any, Rows]
 
+#: An encoded table has this number for a missing value. Models read zero, the mean of the column;
+#: the sign says that no value was observed.
+MISSING = -0.0
 #: Rows per block where memory must stay bounded.
 BLOCK = 65_536
 
@@ -118,6 +121,11 @@ def _check_finite(a: FloatArray, name: str) -> None:
                 f"{name} must be finite; got {value} in row {start + i}, column {where}; "
                 "drop or impute such rows before estimating ratios"
             )
+
+
+def is_missing(x: FloatArray) -> npt.NDArray[np.bool_]:
+    """Return a mask of the values that stand for a missing one, `MISSING`."""
+    return np.asarray((x == 0) & np.signbit(x))
 
 
 def row_hash(x: FloatArray) -> npt.NDArray[np.uint64]:

@@ -8,19 +8,21 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-#: numbers in the data, or products in a step, below which one thread is fastest
+#: values in the data up to which one thread is fastest
 SMALL = 5_000_000
+#: products in a training step up to which one thread is fastest: some ten milliseconds
+STEP = 40_000_000
 
 
 @contextmanager
-def threads_for(size: int) -> Iterator[None]:
-    """Run the body on one thread if `size` is at most 5 million, on all threads otherwise.
+def threads_for(size: int, small: int = SMALL) -> Iterator[None]:
+    """Run the body on one thread if `size` is at most `small`, on all threads otherwise.
 
-    `size` is the number of values in the data, or of products in one step of the computation.
-    On a busy machine, threads that wait for each other in every small step take many times as long
-    as one thread.
+    `size` is the number of values in the data, or of products in one step of the computation
+    (then `small` is `STEP`). On a busy machine, threads that wait for each other in every small
+    step take many times as long as one thread.
     """
-    if size > SMALL:
+    if size > small:
         yield
         return
     before = torch.get_num_threads()

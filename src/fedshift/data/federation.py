@@ -16,6 +16,8 @@ from fedshift.errors import InputError
 #: the test distributions in the target: "all" sums over every client, "own" takes the client's
 #: own, and a client's name takes that client's
 Goal = str
+#: clients that the table of a printed federation shows
+SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,17 @@ class Federation:
                 )
             members.append(ClientData.of(str(name), *parts))
         return cls(tuple(members))
+
+    def __repr__(self) -> str:
+        """Return a table of the first clients with their numbers of rows."""
+        k, shape = len(self), self.clients[0].x.shape[1:]
+        head = f"Federation of {k} client{'s' * (k > 1)}, rows of shape {shape}"
+        lines = [f"  {'client':<30}  training rows  test rows  test labels"]
+        for c in self.clients[:SHOWN]:
+            name = c.name[:29] + "…" * (len(c.name) > 29)
+            labels = "no" if c.test_y is None else "yes"
+            lines.append(f"  {name:<30}  {len(c.x):>13,}  {len(c.test_x):>9,}  {labels:>11}")
+        return "\n".join([head, *lines, *[f"  and {k - SHOWN} more"] * (k > SHOWN)])
 
     def __len__(self) -> int:
         """Number of clients."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import chi2_contingency, ks_2samp
 
-from fedshift.core.samples import Float64Array, FloatArray
+from fedshift.core.samples import Float64Array, FloatArray, is_missing
 from fedshift.diagnose.effect_size import RIDGES, RidgeCrossFit, auc_and_error, folds_of
 from fedshift.diagnose.encode import features
 from fedshift.diagnose.finding import holm
@@ -16,17 +19,20 @@ from fedshift.diagnose.two_sample import Pair
 
 #: most columns to report
 TOP = 10
+#: largest adjusted p-value of a column that is reported
+SIGNIFICANT = 0.05
 #: most rows per side for `share`, which is slow
 SHARE_ROWS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnShift:
-    """The difference of one feature between source and target.
+    """The difference of one feature between source and target, over the rows that have a value.
 
     Attributes
     ----------
     name : str
+        The feature; "x (missing)" compares the shares of rows without a value of x.
     distance : float
         Largest gap between the two distribution functions (Kolmogorov-Smirnov), or the total
         variation of the category shares; from 0 to 1.
@@ -37,7 +43,7 @@ class ColumnShift:
     share : float or None
         How much AUC a classifier of source against target loses when this column is shuffled, as a
         share of the sum of these losses over all columns. None if the columns were replaced by
-        principal components.
+        principal components, or if no column marks the missing values.
     """
 
     name: str
@@ -64,7 +70,11 @@ def column_shifts(
     seed: int = 0,
     top: int = TOP,
 ) -> tuple[ColumnShift, ...]:
-    """Return the columns that differ most, largest distance first.
+    """Return the columns that differ significantly, largest distance first.
+
+    A column is listed if its p-value, Holm-adjusted over all columns, is at most .05. Diagnosis,
+    drift, terminal and report all follow this rule. Rows without a value of a feature are left out
+    of its distance; a column of its own compares how many there are.
 
     Parameters
     ----------
@@ -72,8 +82,8 @@ def column_shifts(
     names : sequence of str
         One per column of the flattened rows.
     groups : mapping, optional
-        The original feature of each encoded column. The one-hot columns of a feature are treated
-        as one categorical column.
+        The original feature of each encoded column, as in `Encoder.columns`. The one-hot columns
+        of a feature x are treated as one categorical column; "x missing" marks missing values.
     pair : Pair, optional
         The encoded rows, from which `share` is computed. Without `pair`, `share` is None.
     seed : int
@@ -83,15 +93,30 @@ def column_shifts(
     """
     s, t = (x.reshape(len(x), -1).astype(np.float64) for x in (source, target))
     members = _members(names, groups)
-    raw = {name: _compare(s[:, at], t[:, at]) for name, at in members.items()}
+    raw: dict[str, tuple[float, float | None, float]] = {}
+    for name, (values, marks) in members.items():
+        a, b = (_observed(x, values, marks, encoded=groups is not None) for x in (s, t))
+        if values:
+            raw[name] = _compare(s[:, values][a], t[:, values][b])
+        if not (a.all() and b.all()):
+            raw[f"{name} (missing)"] = _categories(a[:, None], b[:, None])
+    shuffled = {f"{name} (missing)": marks for name, (_, marks) in members.items() if marks}
+    shuffled |= {name: values for name, (values, _) in members.items() if values}
     adjusted = holm([p for _, _, p in raw.values()])
-    shares = {} if pair is None or not pair.columns else _shares(pair, members, seed=seed)
+    shares = {} if pair is None or not pair.columns else _shares(pair, shuffled, seed=seed)
     shifts = [
         ColumnShift(name=name, distance=d, difference=gap, p=p, adjusted=q, share=shares.get(name))
         for (name, (d, gap, p)), q in zip(raw.items(), adjusted, strict=True)
+        if q <= SIGNIFICANT
     ]
     shifts.sort(key=lambda c: (-c.distance, c.name))
     return tuple(shifts[:top])
+
+
+def largest(columns: Sequence[ColumnShift]) -> str:
+    """Return the three columns that differ most, with their distances."""
+    most = ", ".join(f"{c.name} (distance {c.distance:.2f})" for c in columns[:3])
+    return most or "no single column stands out"
 
 
 def column_names(shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -106,15 +131,32 @@ def column_names(shape: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"{word} {','.join(map(str, at))}" for at in np.ndindex(*shape))
 
 
-def _members(names: Sequence[str], groups: Mapping[str, str] | None) -> dict[str, list[int]]:
-    out: dict[str, list[int]] = {}
+def _members(
+    names: Sequence[str], groups: Mapping[str, str] | None
+) -> dict[str, tuple[list[int], list[int]]]:
+    """Each feature's columns of values, and those that mark its missing values."""
+    out: dict[str, tuple[list[int], list[int]]] = {}
     for i, name in enumerate(names):
-        out.setdefault((groups or {}).get(name, name), []).append(i)
+        feature = (groups or {}).get(name, name)
+        mark = name.rstrip("'") == f"{feature} missing"
+        out.setdefault(feature, ([], []))[mark].append(i)
     return out
+
+
+def _observed(
+    x: Float64Array, values: list[int], marks: list[int], *, encoded: bool
+) -> npt.NDArray[np.bool_]:
+    """Return a mask (n,) of the rows that have a value of a feature."""
+    lacking = x[:, marks].any(axis=1)
+    if encoded and values:
+        lacking |= is_missing(x[:, values]).all(axis=1)
+    return np.asarray(~lacking)
 
 
 def _compare(s: Float64Array, t: Float64Array) -> tuple[float, float | None, float]:
     """Distance, standardised difference and p-value of one feature's columns."""
+    if not (len(s) and len(t)):
+        return 0.0, None, math.nan
     if s.shape[1] > 1:
         return _categories(s, t)
     a, b = s[:, 0], t[:, 0]
@@ -127,7 +169,7 @@ def _compare(s: Float64Array, t: Float64Array) -> tuple[float, float | None, flo
     return float(test.statistic), gap, float(test.pvalue)
 
 
-def _categories(s: Float64Array, t: Float64Array) -> tuple[float, float | None, float]:
+def _categories(s: npt.NDArray[Any], t: npt.NDArray[Any]) -> tuple[float, float | None, float]:
     both = np.concatenate([s, t])
     _, code = np.unique(both, axis=0, return_inverse=True)
     code = code.reshape(-1)

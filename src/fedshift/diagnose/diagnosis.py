@@ -6,20 +6,20 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fedshift.core.params import nearest
+from fedshift.core.by_name import ByName
 from fedshift.diagnose.columns import ColumnShift
 from fedshift.diagnose.finding import Finding, Status
 from fedshift.diagnose.overlap import Overlap
 from fedshift.diagnose.sentences import sentences
 from fedshift.diagnose.shift_type import ShiftType
-from fedshift.errors import InputError, install_hint
+from fedshift.errors import install_hint
 
 #: schema of `Diagnosis.to_dict`; its number rises when a key changes its meaning
 SCHEMA = "fedshift.diagnosis/1"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Comparison:
+class Comparison(ByName[Finding]):
     """A comparison of source rows with target rows.
 
     Attributes
@@ -34,6 +34,8 @@ class Comparison:
     columns : tuple of ColumnShift
         The columns that differ most; empty unless the inputs shifted.
     """
+
+    _entries, _key = "findings", "question"
 
     site: str
     other: str
@@ -53,15 +55,6 @@ class Comparison:
         """The finding that decides the status; if several do, the one with the largest AUC."""
         mine = [f for f in self.findings if f.status == self.status]
         return max(mine, key=lambda f: -1.0 if math.isnan(f.auc) else f.auc)
-
-    def __getitem__(self, question: str) -> Finding:
-        """Return the finding on a question, such as "inputs"."""
-        for f in self.findings:
-            if f.question == question:
-                return f
-        raise InputError(
-            f"the question must be {nearest(question, [f.question for f in self.findings])}"
-        )
 
     def __repr__(self) -> str:
         shift_type = f", {self.shift_type}" if self.status == "shift" else ""
@@ -111,7 +104,7 @@ class SiteDiagnosis(Comparison):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Diagnosis:
+class Diagnosis(ByName[SiteDiagnosis]):
     """Shifts within sites and between them.
 
     Attributes
@@ -131,6 +124,8 @@ class Diagnosis:
         Number of tests that the p-values are adjusted for.
     seed : int
     """
+
+    _entries, _key = "sites", "site"
 
     sites: tuple[SiteDiagnosis, ...]
     between: tuple[Comparison, ...]
@@ -157,13 +152,6 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         return f"Diagnosis({self.status})"
-
-    def __getitem__(self, site: str) -> SiteDiagnosis:
-        """Return the diagnosis of one site."""
-        for s in self.sites:
-            if s.site == site:
-                return s
-        raise InputError(f"the site must be {nearest(site, [s.site for s in self.sites])}")
 
     def sentences(self) -> list[str]:
         """Return what shifted and what to do next as sentences."""

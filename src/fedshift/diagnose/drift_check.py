@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedshift.core.by_name import ByName
 from fedshift.core.label import mlls
-from fedshift.core.params import nearest
 from fedshift.core.samples import FloatArray, RowSets, as_rows, column_names
-from fedshift.diagnose.columns import ColumnShift, column_shifts
+from fedshift.diagnose.columns import ColumnShift, column_shifts, largest
 from fedshift.diagnose.columns import column_names as unnamed
 from fedshift.diagnose.finding import LEVEL, SMALLEST, Finding, adjust
 from fedshift.diagnose.significance import draws_for
@@ -88,13 +88,13 @@ class SiteDrift:
         size = f"AUC {f.auc:.2f} [{f.low:.2f}, {f.high:.2f}], {f.p_text}"
         if self.verdict == "keep the weights":
             return f"{rows}: {f.status} ({size}). Keep the weights."
-        most = ", ".join(c.name for c in self.columns[:3])
         labels = (
             f" Estimated class proportions changed by {self.labels.distance:.2f}."
             if self.labels
             else ""
         )
-        return f"{rows}: shift ({size}). Largest change: {most}.{labels} Re-estimate the weights."
+        change = f"Largest change: {largest(self.columns)}.{labels}"
+        return f"{rows}: shift ({size}). {change} Re-estimate the weights."
 
     def __repr__(self) -> str:
         return f"SiteDrift({self.sentence})"
@@ -118,13 +118,15 @@ class SiteDrift:
 
 
 @dataclass(frozen=True, repr=False)
-class Drift:
+class Drift(ByName[SiteDrift]):
     """Comparisons of new deployment rows with earlier ones, for all sites.
 
     Attributes
     ----------
     sites : tuple of SiteDrift
     """
+
+    _entries, _key = "sites", "site"
 
     sites: tuple[SiteDrift, ...]
 
@@ -138,13 +140,6 @@ class Drift:
         verdicts = [s.verdict for s in self.sites]
         order: tuple[DriftVerdict, ...] = ("re-estimate", "inconclusive")
         return next((v for v in order if v in verdicts), "keep the weights")
-
-    def __getitem__(self, site: str) -> SiteDrift:
-        """Return the comparison of one site."""
-        for s in self.sites:
-            if s.site == site:
-                return s
-        raise InputError(f"the site must be {nearest(site, [s.site for s in self.sites])}")
 
     def sentences(self) -> list[str]:
         """Return one sentence per site."""

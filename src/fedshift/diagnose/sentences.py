@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fedshift.diagnose.columns import ColumnShift
+from fedshift.diagnose.columns import largest
 from fedshift.diagnose.finding import Finding
 
 if TYPE_CHECKING:  # `Diagnosis` imports this module
@@ -86,7 +86,8 @@ def _details(c: Comparison) -> str:
     """What differs, by how much, the shift type, and the columns."""
     meaning = c.shift_type.meaning
     meaning = f"{meaning[:1].upper()}{meaning[1:]}"
-    return f"{_what(c)} ({_sizes(c)}). Shift type: {c.shift_type}. {meaning}.{_columns(c.columns)}"
+    columns = f" Largest change: {largest(c.columns)}." if c["inputs"].status == "shift" else ""
+    return f"{_what(c)} ({_sizes(c)}). Shift type: {c.shift_type}. {meaning}.{columns}"
 
 
 def _what(c: Comparison) -> str:
@@ -100,13 +101,6 @@ def _what(c: Comparison) -> str:
 def _sizes(c: Comparison) -> str:
     detected = (f for f in c.findings if f.status in ("shift", "too small to matter"))
     return "; ".join(f"{f.question}: AUC {f.auc:.2f}, {f.p_text}" for f in detected)
-
-
-def _columns(columns: tuple[ColumnShift, ...]) -> str:
-    first = [f"{c.name} (distance {c.distance:.2f})" for c in columns if c.adjusted <= 0.05][:3]
-    if not columns:
-        return ""
-    return f" Largest change: {', '.join(first) or 'no single column stands out'}."
 
 
 def _size(f: Finding) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fedshift.core.by_name import ByName
 from fedshift.core.files import read_json
 from fedshift.core.score_text import FIGURES, figure_text
 from fedshift.errors import InputError
@@ -100,8 +101,10 @@ class MethodRow:
 
     @property
     def seconds(self) -> float:
-        """Mean duration of a run."""
-        return float(np.mean([r.result["seconds"] for r in self.runs]))
+        """Mean duration of a run, with that of its ratios, whichever run estimated them."""
+        # results of earlier versions have one number for both
+        parts = ([r.result["seconds"], r.result.get("ratio_seconds", 0.0)] for r in self.runs)
+        return float(np.mean([sum(p) for p in parts]))
 
     @property
     def best_iterate(self) -> tuple[float, float | None] | None:
@@ -154,7 +157,7 @@ class MethodRow:
 
 
 @dataclass(frozen=True)
-class MethodComparison:
+class MethodComparison(ByName[MethodRow]):
     """The methods of one recipe.
 
     Attributes
@@ -172,16 +175,14 @@ class MethodComparison:
         What a reader must know about these runs.
     """
 
+    _entries, _key = "rows", "method"
+
     recipe: str
     title: str
     figure: str
     rows: tuple[MethodRow, ...]
     published: Mapping[str, Published] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
-
-    def __getitem__(self, method: str) -> MethodRow:
-        """The row of a method."""
-        return next(row for row in self.rows if row.method == method)
 
     def paired(self, method: str, other: str) -> tuple[float, float | None, int] | None:
         """Mean of (method − other) over their common seeds, half its 95 % t interval, and n."""

@@ -48,11 +48,12 @@ from typing import Any, Literal
 import tomli_w
 from torch import nn
 
+from fedshift.core.by_name import ByName
 from fedshift.core.files import read_toml, write_text
 from fedshift.core.old_files import modern_recipe
 from fedshift.core.params import nearest, one_of
 from fedshift.core.weights import Weighting
-from fedshift.errors import InputError
+from fedshift.errors import InputError, UnknownName
 from fedshift.experiments.shifts import Data
 from fedshift.experiments.toml_tables import (
     Location,
@@ -69,6 +70,8 @@ from fedshift.experiments.toml_tables import (
 from fedshift.federation.client_weights import METHODS, make_estimator
 from fedshift.federation.plan import FedAvg, FedSGD, Plan
 from fedshift.learn.models import MODELS, Shape
+from fedshift.ratio.base import RatioEstimator
+from fedshift.ratio.multi_source import MultiSource
 from fedshift.settings import Settings
 
 PLANS: dict[str, type[Plan]] = {"fedavg": FedAvg, "fedsgd": FedSGD}
@@ -106,7 +109,11 @@ class RatioSpec(Spec):
         if self.options:
             if self.kind == "exact":
                 raise InputError(f"{place}: ratio 'exact' has no options; got {self.options}")
-            self._options(place.under("ratio"))
+            options = self._options(place.under("ratio"))
+            estimator = make_estimator(self.kind, seed=0, **options)
+            if isinstance(estimator, RatioEstimator | MultiSource):
+                with at(place.under("ratio")):
+                    estimator.check_options()
 
     def method(self, seed: int, device: str | None = None) -> Any:
         """The value of `Settings.ratio`."""
@@ -231,7 +238,7 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(ByName[Method]):
     """An experiment: methods × seeds on one federation, with a new split for every seed.
 
     Attributes
@@ -256,6 +263,8 @@ class Recipe:
     removed : mapping of dotted key to value
         Settings of a recorded run that no longer exist in fedshift and were not at their default.
     """
+
+    _entries, _key = "methods", "name"
 
     name: str
     data: Data
@@ -303,7 +312,7 @@ class Recipe:
             if m.name == method:
                 return m
         names = [m.name for m in self.methods]
-        raise InputError(f"{self._place}: method must be {nearest(method, names)}")
+        raise UnknownName(f"{self._place}: method must be {nearest(method, names)}")
 
     # -- what runs ----------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ history.jsonl         a line for every check; rewritten from the result when the
 result.json           figures of each client, ledger, weights; written when the run is finished
 model.safetensors     the trained model, for `load_state_dict`
 checkpoints/          log ratios and training state, until the run is finished
+lock                  the process that works in the folder; empty otherwise
 ====================  ==========================================================================
 
 No file except the last line of history.jsonl is ever incomplete, so a run can be killed at any
@@ -26,6 +27,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,10 +35,10 @@ from typing import Any
 import torch
 
 from fedshift import __version__
-from fedshift.core.files import atomic_path, read_json, to_json, write_json, write_text
+from fedshift.core.files import atomic_path, locked, read_json, to_json, write_json, write_text
 from fedshift.core.tensors import write_tensors
 from fedshift.core.weights import Weights
-from fedshift.errors import InputError, OutputError
+from fedshift.errors import InputError, OutputError, option
 from fedshift.experiments.recipe import Recipe
 from fedshift.outcome import Outcome
 
@@ -116,6 +118,10 @@ class RunFolder:
                 "another folder with --output, or replace the run with --fresh"
             )
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the folder; `InUseError` names the process that works in it."""
+        return locked(self.path, advice=f"wait until it ends, or change {option('output')}")
+
     def begin(self, *, fresh: bool = False, commit: str | None = None) -> None:
         """Prepare the folder for a new run, or to continue the run in it.
 
@@ -130,7 +136,8 @@ class RunFolder:
             self.check()
         elif self.path.exists():
             try:
-                shutil.rmtree(self.path)
+                for path in set(self.path.iterdir()) - {self.path / "lock"}:  # held while it runs
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
             except OSError as error:
                 raise OutputError(
                     f"cannot clear {self.path}: {error.strerror or error}; remove it by hand"
@@ -188,6 +195,7 @@ class RunFolder:
             "stopped": outcome.stopped,
             "rounds": outcome.state.round,
             "seconds": self._before + outcome.seconds,
+            "ratio_seconds": outcome.ratio_seconds,
             "train_seconds": sum(line["seconds"] for line in outcome.history),
             "figure": None if scores is None else scores.figure,
             "mean": None if scores is None else scores.mean,

@@ -11,15 +11,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from fedshift.core.device import check_device
 from fedshift.data.federation import Federation
@@ -31,6 +22,7 @@ from fedshift.experiments.recipe import Recipe
 from fedshift.experiments.records import RunFolder
 from fedshift.experiments.shifts import Data
 from fedshift.federation.client_weights import Ratios
+from fedshift.progress import bar
 from fedshift.report.comparison import render
 from fedshift.workflow import run as run_workflow
 
@@ -124,26 +116,27 @@ def run(
     for folder in todo if not fresh else ():
         folder.check()  # all of them before the first run starts
     cache, results, failures = _Cache(data_dir), [], []
-    with _Bars(console, len(todo)) as bars:
-        for folder in todo:
+    with bar("runs", len(todo), console=console) as advance:
+        for done, folder in enumerate(todo, 1):
             result = None if fresh else folder.result()
             if result is not None:
                 prefix = "finished before: "
             else:
-                folder.begin(fresh=fresh, commit=commit)
                 try:
-                    result = _run_one(folder, cache, bars)
+                    with folder.locked():
+                        folder.begin(fresh=fresh, commit=commit)
+                        result = _run_one(folder, cache)
                 except TrainingDiverged as error:
                     failures.append(f"{folder.method} seed {folder.seed}: {error}")
                     console.print(f"[red]✗[/] {escape(failures[-1])}", highlight=False)
-                    bars.step()
+                    advance(done)
                     continue
                 prefix = ""
                 for note in result["notes"]:
                     console.print(f"  [dim]{escape(note)}[/]", highlight=False)
             results.append(result)
             console.print(f"[green]✓[/] {prefix}{escape(_sentence(result))}", highlight=False)
-            bars.step()
+            advance(done)
     for comparison in compare([folder.path for folder in todo], known=[recipe], needed=False):
         sheets = [comparison.sheet(), comparison.further()]
         if all(len(row.runs) == 1 for row in comparison.rows):
@@ -195,20 +188,20 @@ def _check_devices(todo: Sequence[RunFolder]) -> None:
             check_device(device)
 
 
-def _run_one(folder: RunFolder, cache: _Cache, bars: _Bars) -> dict[str, Any]:
+def _run_one(folder: RunFolder, cache: _Cache) -> dict[str, Any]:
     recipe = folder.recipe
     settings = recipe.settings(folder.method, folder.seed)
-    bars.begin(f"{folder.method} seed {folder.seed}")
-    federation = cache.federation(recipe.data, folder.seed)
-
-    def watch(event: dict[str, Any]) -> None:
-        folder.watch(event)
-        bars.watch(event)
-
-    with warnings.catch_warnings(record=True) as caught:
+    with (
+        bar(f"{folder.method} seed {folder.seed}"),
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always", FedshiftWarning)
         outcome = run_workflow(
-            federation, settings, folder=folder.checkpoints, shared=cache.ratios, watch=watch
+            cache.federation(recipe.data, folder.seed),
+            settings,
+            folder=folder.checkpoints,
+            shared=cache.ratios,
+            watch=folder.watch,
         )
     notes: dict[str, None] = {f"ratios: {outcome.reason}": None} if outcome.reason else {}
     for w in caught:
@@ -217,64 +210,6 @@ def _run_one(folder: RunFolder, cache: _Cache, bars: _Bars) -> dict[str, Any]:
         else:
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
     return folder.finish(outcome, notes=list(notes))
-
-
-class _Bars:
-    """A progress bar for the runs and one for the rounds of the current run."""
-
-    def __init__(self, console: Console, runs: int) -> None:
-        self.progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        self.runs = self.progress.add_task("runs", total=runs, rate="")
-        self.rounds: TaskID | None = None
-
-    def __enter__(self) -> _Bars:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def begin(self, name: str) -> None:
-        self.name = name
-        self.done = 0
-        self._remove()
-        self.rounds = self.progress.add_task(f"{name}: data", total=None, rate="")
-
-    def watch(self, event: Mapping[str, Any]) -> None:
-        if self.rounds is None:
-            return
-        if event["phase"] == "ratio":
-            self.progress.update(self.rounds, description=f"{self.name}: ratios")
-        elif event["phase"] == "train":
-            self.done = event["round"]
-            self.progress.reset(
-                self.rounds,
-                description=self.name,
-                total=event["rounds"],
-                completed=self.done,
-            )
-        else:
-            rate = (event["round"] - self.done) / max(event["seconds"], 1e-9)
-            self.done = event["round"]
-            self.progress.update(self.rounds, completed=self.done, rate=f"{rate:,.0f} it/s")
-
-    def step(self) -> None:
-        self._remove()
-        self.progress.advance(self.runs)
-
-    def _remove(self) -> None:
-        if self.rounds is not None:
-            self.progress.remove_task(self.rounds)
-            self.rounds = None
 
 
 def _sentence(result: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from fedshift import errors
 from fedshift.core.digest import digest
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
+from fedshift.core.threads import threads_for
 from fedshift.core.weights import Weighting, Weights, log_share
 from fedshift.data.federation import Federation
 from fedshift.errors import CheckpointError, FedshiftWarning, InputError, LowCoverage
@@ -296,9 +297,10 @@ def estimate_log_ratios_for(
         estimator = _fit(estimator, federation, ledger)
         if reasons is not None and isinstance(estimator, FederatedAuto):
             reasons.append(estimator.reason_)
-        for name, goal in targets.items():
-            target = None if goal == "all" else name if goal == "own" else goal
-            out[name] = estimator.source_log_ratio(name, target=target)
+        with threads_for(sum(c.x.size + c.test_x.size for c in federation)):
+            for name, goal in targets.items():
+                target = None if goal == "all" else name if goal == "own" else goal
+                out[name] = estimator.source_log_ratio(name, target=target)
         if pooling and hasattr(estimator, "marginals_") and not getattr(estimator, "pooling", 0.0):
             known = bool(getattr(estimator, "explanations_", None))  # to compare explanations
             _book_distributions(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.threads import threads_for
+from fedshift.core.threads import STEP, threads_for
 from fedshift.errors import TrainingDiverged
 from fedshift.federation.task import State, Task
 
@@ -79,7 +79,7 @@ class Engine(ABC):
         TrainingDiverged
             If a loss is NaN or infinite. The engine cannot be used after this error.
         """
-        with threads_for(self.task.step_size):
+        with threads_for(self.task.step_size, STEP):
             log = self._advance(rounds)
         log.check(self.task)
         return log

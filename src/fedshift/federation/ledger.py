@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ class Cost(NamedTuple):
         return Cost(self.up + other.up, self.down + other.down, self.rows + other.rows)
 
 
-class Ledger:
+class Ledger(Mapping[tuple[str, str], Cost]):
     """Sums of bytes and rows by client and phase.
 
     A phase is the name of a step of a run, such as "train.model", "train.ratio", "share.pool" or
@@ -130,6 +130,14 @@ class Ledger:
     def __getitem__(self, key: tuple[str, str]) -> Cost:
         """Cost of a client in a phase; 0 if nothing was added for this pair."""
         return self._cost.get(key, Cost())
+
+    def __contains__(self, key: object) -> bool:
+        """Whether the pair of client and phase has a cost."""
+        return key in self._cost
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Iterate over the pairs of client and phase that have a cost."""
+        return iter(self._cost)
 
     def __len__(self) -> int:
         """Number of pairs of client and phase."""

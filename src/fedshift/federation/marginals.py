@@ -21,7 +21,7 @@ from fedshift.core.label import mlls
 from fedshift.core.params import one_of, whole
 from fedshift.core.samples import Float64Array
 from fedshift.core.scaling import CALIBRATIONS
-from fedshift.core.threads import threads_for
+from fedshift.core.threads import STEP, threads_for
 from fedshift.core.weights import log_share
 from fedshift.data.federation import Federation
 from fedshift.errors import InputError
@@ -33,6 +33,7 @@ from fedshift.federation.task import State, Task
 from fedshift.learn.evaluate import predict
 from fedshift.learn.models import build
 from fedshift.learn.objective import Objective
+from fedshift.progress import bar
 
 
 class FederatedMLLS(BaseEstimator):
@@ -266,14 +267,16 @@ class FederatedMLLS(BaseEstimator):
         runs, left = Runs(tasks, amp=amp), tasks[0].plan.n_rounds
         self.ledger_ = self._trained = Ledger()
         size = tasks[0].step_size * len(tasks)
-        while left:
-            with threads_for(size):
-                logs = runs.advance(min(left, 250))
-            left -= len(logs[0].losses)
-            for task, log in zip(tasks, logs, strict=True):
-                self.ledger_.record_rounds(task, log, phase="train.ratio")
-            for task, log in zip(tasks, logs, strict=True):
-                log.check(task)
+        with bar("label distributions: rounds", left) as advance:
+            while left:
+                with threads_for(size, STEP):
+                    logs = runs.advance(min(left, 250))
+                left -= len(logs[0].losses)
+                advance(tasks[0].plan.n_rounds - left)
+                for task, log in zip(tasks, logs, strict=True):
+                    self.ledger_.record_rounds(task, log, phase="train.ratio")
+                for task, log in zip(tasks, logs, strict=True):
+                    log.check(task)
         return runs.states()
 
     def _query_cost(self, classes: int) -> Ledger:
@@ -298,6 +301,7 @@ def check_phase(estimator: Any) -> None:
     """Raise if an option that all federated estimators share is not valid."""
     one_of(estimator, "calibration", tuple(CALIBRATIONS))
     one_of(estimator, "precision", ("float32", "bfloat16"))
+    whole(estimator, "seed", least=0)
     if not isinstance(estimator.plan, FedSGD | FedAvg | None):
         raise InputError(
             f"{type(estimator).__name__}: plan must be FedSGD(…), FedAvg(…) or None; got "

@@ -34,6 +34,7 @@ from torch import nn
 
 from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, Sample, as_rows
+from fedshift.core.threads import threads_for
 from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import InputError, TrainingDiverged
 from fedshift.federation import draw
@@ -192,7 +193,8 @@ class FederatedAuto(BaseEstimator):
         elif no_covariate:
             self.choice_, self.reason_ = "label", f"label distributions: {no_covariate}"
         else:
-            self._explain(federation)
+            with threads_for(sum(c.x.size + c.test_x.size for c in federation)):
+                self._explain(federation)
             self.choice_, self.reason_ = choose(**self.explanations_)
         self.estimator_ = self.candidates_[self.choice_]
         self.digest_, self.params_ = federation_digest(federation), params_of(self)

@@ -6,16 +6,14 @@ level 5 this includes raw rows.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import secrets
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from fedshift.core.files import write_text
+from fedshift.core.files import locked, write_text
 from fedshift.errors import FedshiftError
 from fedshift.federation.ledger import Ledger
 
@@ -50,27 +48,20 @@ class ServerRecord:
         self.folder.chmod(0o700)
         self.run = self._run_name(task)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Lock the folder. If the process is killed, the operating system releases the lock.
 
         Raises
         ------
-        FedshiftError
+        InUseError
             If another run is active in the folder and does not end within 20 s (`PATIENCE`).
         """
-        end = time.monotonic() + PATIENCE
-        with (self.folder / "lock").open("w") as file:
-            while not _lock(file):
-                if time.monotonic() > end:
-                    raise FedshiftError(
-                        f"another run is active in {self.folder}; two runs at once would mix their "
-                        "rounds and spend the sites' privacy twice; wait until that run ends, or "
-                        "find it with `flwr list` and end it with `flwr stop RUN-ID`; then start "
-                        "this run again"
-                    )
-                time.sleep(0.1)
-            yield
+        advice = (
+            "two runs at once would mix their rounds and spend the sites' privacy twice; wait "
+            "until that run ends, or find it with `flwr list` and end it with `flwr stop RUN-ID`; "
+            "then start this run again"
+        )
+        return locked(self.folder, patience=PATIENCE, advice=advice)
 
     def past(self, name: str) -> list[dict[str, Any]]:
         """Return the stored lines of "events" or "history"."""
@@ -119,12 +110,3 @@ class ServerRecord:
         name = f"{secrets.token_hex(4)}-{task}"
         write_text(path, json.dumps({"run": name, "task": task}))
         return name
-
-
-def _lock(file: IO[str]) -> bool:
-    """Try to lock a file; return whether it worked."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

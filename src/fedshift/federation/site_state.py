@@ -8,7 +8,6 @@ name receives the same tables with the same noise, so it cannot average the nois
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
@@ -105,6 +104,8 @@ class SiteState:
         that replaces it, or two runs at once, share a folder. Each must know which requests the
         other has answered and what privacy it has spent.
         """
+        import fcntl  # not on Windows
+
         self._make()
         with (self._folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, or its process ends

@@ -29,6 +29,8 @@ from fedshift.learn.norm import convert, norm_layers, pool_moments, restore
 
 #: entries of a state that make the model
 AVERAGED = ("params", "stats", "local")
+#: places of an image at which a LeNet multiplies by a parameter, on average
+PLACES = 8
 #: largest change of a logit; ratios beyond e^LIMIT stay as weights
 LIMIT = 7.0
 
@@ -264,8 +266,12 @@ class Task:
 
     @property
     def step_size(self) -> int:
-        """Approximate cost of one step of all participants: number of parameters times rows."""
-        return self.layout.size * self.n_participants * self.plan.batch_size
+        """Approximate number of products in one step of all participants.
+
+        Each parameter multiplies each row once, or at several places of an image.
+        """
+        places = 1 if self.x.ndim == 2 else PLACES
+        return places * self.layout.size * self.n_participants * self.plan.batch_size
 
     def participants(self, number: int) -> npt.NDArray[np.int64]:
         """Positions of the clients that take part in a round, (m,)."""

@@ -20,6 +20,7 @@ from scipy.special import log_softmax
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedshift.core.by_name import ByName
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
 from fedshift.core.score_text import FIGURES, figure_text, plain_text, share_text
@@ -125,7 +126,7 @@ class ClientScore:
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation:
+class Evaluation(ByName[ClientScore]):
     """Test scores of all clients. In a mean over clients, each client gets equal weight.
 
     ``a + b`` joins the evaluations of different clients.
@@ -135,6 +136,8 @@ class Evaluation:
     rows : tuple of ClientScore
         One for each client.
     """
+
+    _entries, _key = "rows", "client"
 
     rows: tuple[ClientScore, ...]
 
@@ -155,14 +158,14 @@ class Evaluation:
         return "mse" if self.rows[0].accuracy is None else "accuracy"
 
     @property
-    def values(self) -> Float64Array:
+    def scores(self) -> Float64Array:
         """The main score of every client, shape (K,)."""
         return np.array([r.value for r in self.rows])
 
     @property
     def mean(self) -> float:
         """Mean of the main score over clients."""
-        return float(self.values.mean())
+        return float(self.scores.mean())
 
     def mean_of(self, name: str) -> float | None:
         """Mean of any score over the clients that have it; None if no client has it."""
@@ -181,12 +184,12 @@ class Evaluation:
 
     @property
     def _order(self) -> Float64Array:
-        return self.values if self.figure == "accuracy" else -self.values
+        return self.scores if self.figure == "accuracy" else -self.scores
 
     @property
     def spread(self) -> float:
         """Standard deviation of the main score over these K clients (divided by K, not K − 1)."""
-        return float(self.values.std())
+        return float(self.scores.std())
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -205,7 +208,7 @@ class Evaluation:
         """
         low = np.array([r.low for r in self.rows])
         high = np.array([r.high for r in self.rows])
-        k, v, mean = len(self.rows), self.values, self.mean
+        k, v, mean = len(self.rows), self.scores, self.mean
         return (
             mean - float(np.linalg.norm(v - low)) / k,
             mean + float(np.linalg.norm(high - v)) / k,
@@ -229,17 +232,6 @@ class Evaluation:
 
     def __repr__(self) -> str:
         return f"Evaluation({self.status})"
-
-    def __len__(self) -> int:
-        """Number of clients."""
-        return len(self.rows)
-
-    def __getitem__(self, client: str) -> ClientScore:
-        """Return the scores of a client."""
-        for row in self.rows:
-            if row.client == client:
-                return row
-        raise InputError(f"the client must be {nearest(client, [r.client for r in self.rows])}")
 
     def __add__(self, other: Evaluation) -> Evaluation:
         """Join two evaluations of different clients."""

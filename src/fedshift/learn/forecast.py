@@ -29,12 +29,11 @@ import numpy.typing as npt
 from scipy import stats
 from scipy.special import log_softmax, softmax
 
-from fedshift.core.params import nearest
+from fedshift.core.by_name import ByName
 from fedshift.core.samples import Float64Array
 from fedshift.core.scaling import bcts
 from fedshift.core.score_text import plain_text, share_text
 from fedshift.core.weights import effective_sample_size
-from fedshift.errors import InputError
 
 #: with a smaller effective sample size of held-out rows, a forecast is unreliable
 FEW = 10.0
@@ -79,7 +78,7 @@ class SiteForecast:
 
 
 @dataclass(frozen=True, repr=False)
-class Forecast:
+class Forecast(ByName[SiteForecast]):
     """The forecasts for all sites.
 
     Attributes
@@ -91,6 +90,8 @@ class Forecast:
     rounds : int
         Number of gradients that were computed to calibrate the model.
     """
+
+    _entries, _key = "rows", "client"
 
     rows: tuple[SiteForecast, ...]
     figure: str = "accuracy"
@@ -114,13 +115,6 @@ class Forecast:
 
     def __repr__(self) -> str:
         return f"Forecast({self.status})"
-
-    def __getitem__(self, client: str) -> SiteForecast:
-        """Return the forecast for one site."""
-        for row in self.rows:
-            if row.client == client:
-                return row
-        raise InputError(f"the site must be {nearest(client, [r.client for r in self.rows])}")
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict per site, ready for JSON."""

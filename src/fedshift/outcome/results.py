@@ -47,8 +47,10 @@ class Outcome:
     stopped : str
         Why training ended.
     seconds : float
-        Duration of estimation, training and evaluation. If ratios come from `shared`, the
-        time that their estimation took is included.
+        Duration of this run after the ratios: weights, training and evaluation.
+    ratio_seconds : float
+        Duration of the estimation of ratios, in the run that estimated them if they come from
+        `shared` or `folder`; 0 for ERM.
     reason : str
         Why the estimator chose its ratios (`FederatedAuto.reason_`); empty for other estimators.
     """
@@ -61,6 +63,7 @@ class Outcome:
     evaluation: Evaluation | None
     stopped: str
     seconds: float
+    ratio_seconds: float = 0.0
     reason: str = ""
 
     def model(self, client: str | None = None) -> nn.Module:

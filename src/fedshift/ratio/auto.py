@@ -24,6 +24,10 @@ from fedshift.ratio.candidates import (
 )
 from fedshift.ratio.neural import Neural
 
+#: with fewer distinct rows in source or target, networks and randomised trees take most of the time
+#: and improve no ratio
+FEW = 300
+
 
 class Auto(RatioEstimator):
     r"""Choose a ratio estimator by its loss on held-out rows; the default where you are unsure.
@@ -55,7 +59,8 @@ class Auto(RatioEstimator):
     `source_log_ratio_`.
 
     When it fails: with few rows the simple members win, even if the true ratio is curved. With
-    fewer than 50 distinct rows in source or target, networks and trees are not tried. Fitting
+    fewer than 300 distinct rows in source or target, networks and randomised trees are not tried;
+    with fewer than 50, nor are boosted trees. Fitting
     takes `folds` times as long as all members together; use a single estimator, for example
     `Logistic`, if that is too slow.
 
@@ -103,8 +108,10 @@ class Auto(RatioEstimator):
 
     def _estimators(self, s: Sample, t: Sample) -> dict[str, RatioEstimator]:
         estimators = shallow_estimators(s, t, seed=self.seed)
-        if min(len(s), len(t)) >= 50:
+        if min(len(s), len(t)) >= FEW:
             estimators["network"] = Neural("lr", bound=None, seed=self.seed)
+        else:
+            estimators.pop("trees", None)
         return estimators
 
     def _fit(self, source: Sample, target: Sample) -> None:

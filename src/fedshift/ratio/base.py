@@ -19,6 +19,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
 from fedshift.core.bregman import Divergence, bregman_risk
+from fedshift.core.params import whole
 from fedshift.core.samples import (
     Float64Array,
     FloatArray,
@@ -73,6 +74,7 @@ class RatioEstimator(BaseEstimator):
         -------
         self
         """
+        self.check_options()
         s, t, n_targets, shape = read_pair(source, target, min_rows=self._min_rows)
         self.n_targets_ = n_targets
         self.row_shape_ = shape
@@ -81,6 +83,11 @@ class RatioEstimator(BaseEstimator):
             self._fit(s, t)
             self._check_direction(s, t)
         return self
+
+    def check_options(self) -> None:
+        """Raise `InputError` if an option is not valid; `fit` calls this before any work."""
+        if hasattr(self, "seed"):
+            whole(self, "seed", least=0)
 
     def log_ratio(self, X: Rows) -> Any:
         """Return the log ratio of each row of X, shape (n,), as an array or a tensor like X."""

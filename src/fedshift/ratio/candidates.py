@@ -16,6 +16,7 @@ from sklearn.ensemble import ExtraTreesClassifier
 
 from fedshift.core.calibrate import RatioEvidence, Saturation, stack, worthwhile_saturation
 from fedshift.core.samples import Float64Array, FloatArray, Sample, fold_of
+from fedshift.progress import bar
 from fedshift.ratio.base import Path, RatioEstimator
 from fedshift.ratio.classifier import Classifier
 from fedshift.ratio.crossfit import out_of_fold
@@ -188,19 +189,20 @@ def hold_out(
     """Fit every estimator on the same folds and calibrate it on the rows left out."""
     members = [no_shift(s, t)]
     evidence = RatioEvidence.of(s.weight, t.weight)
-    for name, estimator in estimators.items():
-        out = out_of_fold(estimator, s, t, folds=folds, seed=seed)
-        lines = []
-        for j in range(out.source.shape[1]):
-            a, b = out.column(j)
-            (slope,), intercept = stack(a[:, None], b[:, None], evidence)
-            a, b = slope * a + intercept, slope * b + intercept
-            lines.append((evidence.loss(a, b), j, float(slope), intercept, a, b))
-        _, column, slope, intercept, a, b = min(lines, key=lambda line: line[:2])
-        bend = worthwhile_saturation(a, b, evidence)
-        members.append(
-            Member(name, _bend(a, bend), _bend(b, bend), out.paths, column, slope, intercept, bend)
-        )
+    with bar("density ratio: candidates", len(estimators)) as advance:
+        for name, estimator in estimators.items():
+            out = out_of_fold(estimator, s, t, folds=folds, seed=seed)
+            lines = []
+            for j in range(out.source.shape[1]):
+                a, b = out.column(j)
+                (slope,), intercept = stack(a[:, None], b[:, None], evidence)
+                a, b = slope * a + intercept, slope * b + intercept
+                lines.append((evidence.loss(a, b), j, float(slope), intercept, a, b))
+            _, column, slope, intercept, a, b = min(lines, key=lambda line: line[:2])
+            bend = worthwhile_saturation(a, b, evidence)
+            a, b = _bend(a, bend), _bend(b, bend)
+            members.append(Member(name, a, b, out.paths, column, slope, intercept, bend))
+            advance(len(members) - 1)
     return members
 
 

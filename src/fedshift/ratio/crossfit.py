@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.base import clone
 
+from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, FloatArray, Sample, fold_of
 from fedshift.errors import InputError
 from fedshift.ratio.base import Path, RatioEstimator
@@ -125,17 +126,19 @@ class CrossFit(RatioEstimator):
         self.cap = cap
         self.seed = seed
 
-    def _fit(self, source: Sample, target: Sample) -> None:
+    def check_options(self) -> None:
+        """Raise `InputError` if an option is not valid; `fit` calls this before any work."""
+        super().check_options()
         if not isinstance(self.estimator, RatioEstimator):
             raise InputError(
                 f"estimator must be one of fedshift.ratio; got {type(self.estimator).__name__}; "
                 "wrap a scikit-learn classifier in Classifier(...)"
             )
-        if self.folds < 2 or self.repeats < 1:
-            raise InputError(
-                f"folds must be at least 2 and repeats at least 1; got {self.folds} and "
-                f"{self.repeats}"
-            )
+        self.estimator.check_options()
+        whole(self, "folds", least=2)
+        whole(self, "repeats")
+
+    def _fit(self, source: Sample, target: Sample) -> None:
         single = _Fixed(self.estimator)
         runs = [
             out_of_fold(single, source, target, folds=self.folds, seed=self.seed + i)

@@ -123,7 +123,7 @@ class LabelShift(RatioEstimator):
             `target_priors_`, a mapping of name to (k,); `target_prior_` (k,), the mean of
             `target_priors_`; `class_log_ratio_` (k,); `calibration_`.
         """
-        self._check()
+        self.check_options()
         s, pooled, n_targets, shape = read_pair(source, target)
         codes = self._read_labels(source_labels, len(s.inverse))
         self.n_targets_, self.row_shape_ = n_targets, shape
@@ -195,7 +195,9 @@ class LabelShift(RatioEstimator):
     ) -> Float64Array:
         raise TypeError(f"{type(self).__name__} must define _prior")
 
-    def _check(self) -> None:
+    def check_options(self) -> None:
+        """Raise `InputError` if an option is not valid; `fit` calls this before any work."""
+        super().check_options()
         if self.calibration is not None:
             one_of(self, "calibration", tuple(CALIBRATIONS))
         if not (isinstance(self.n_folds, int | np.integer) and self.n_folds >= 2):

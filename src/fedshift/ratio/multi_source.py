@@ -16,10 +16,11 @@ from torch.nn.functional import cross_entropy
 
 from fedshift.core.calibrate import RatioEvidence, Saturation, worthwhile_saturation
 from fedshift.core.device import pick_device
-from fedshift.core.params import whole
+from fedshift.core.params import positive, whole
 from fedshift.core.samples import Float64Array, FloatArray, Rows, RowSets, Sample, as_rows, fold_of
 from fedshift.core.threads import threads_for
 from fedshift.errors import InputError
+from fedshift.progress import bar
 from fedshift.ratio.base import like
 from fedshift.ratio.network_training import (
     Batches,
@@ -132,6 +133,7 @@ class MultiSource(BaseEstimator):
         -------
         self
         """
+        self.check_options()
         sides = [_read_side(source, "source"), _read_side(target, "target")]
         self.sources_, self.targets_ = (list(side) for side in sides)
         samples = [s for side in sides for s in side.values()]
@@ -142,7 +144,6 @@ class MultiSource(BaseEstimator):
                 f"source and target must have rows of the same shape; got {self.row_shape_} and "
                 f"{other}; select the same columns in the same order"
             )
-        self._check()
         self.n_targets_ = len(self.targets_)
         self._samples = samples
         device = torch.device(pick_device(self.device))
@@ -164,14 +165,21 @@ class MultiSource(BaseEstimator):
         warn_if_few(*samples)
         self._saturations: dict[tuple[int, ...], Saturation | None] = {}
         self.n_steps_ = 0
-        with threads_for(sum(s.x.size for s in samples)):
-            self._nets = [self._train(part, self.seed + j) for j, part in enumerate(parts)]
+        self._nets: list[nn.Module] = []
+        size = sum(s.x.size for s in samples)
+        with threads_for(size), bar("density ratios: networks", len(parts)) as advance:
+            for j, part in enumerate(parts):
+                self._nets.append(self._train(part, self.seed + j))
+                advance(j + 1)
         self.n_parameters_ = sum(p.numel() for p in self._nets[0].parameters())
         return self
 
-    def _check(self) -> None:
-        for name in ("batch_size", "max_epochs", "patience"):
-            whole(self, name)
+    def check_options(self) -> None:
+        """Raise `InputError` if an option is not valid; `fit` calls this before any work."""
+        for name in ("batch_size", "max_epochs", "patience", "folds", "seed"):
+            whole(self, name, least=int(name not in ("folds", "seed")))
+        positive(self, "lr")
+        positive(self, "weight_decay", zero=True)
         if not 0 < self.validation < 1:
             raise InputError(f"validation must be a share in (0, 1); got {self.validation}")
 

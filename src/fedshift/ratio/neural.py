@@ -163,17 +163,16 @@ class Neural(RatioEstimator):
         self.seed = seed
 
     def _fit(self, source: Sample, target: Sample) -> None:
-        self._check()
-        self.bound_ = self._estimate_bound(source, target)
-        self.c_ = 0.0 if self.bound_ is None else 1.0 / (self.slack * self.bound_)
-        bregman = divergence(self.divergence, c=self.c_ or None)
-        self._pu = bregman.name == "pu"
         device = torch.device(pick_device(self.device))
         generator = torch.Generator().manual_seed(self.seed)
         self._scaler = Scaler.of(source, target, device=device)
         warn_if_few(source, target)
         self._net = build(self.model, source.x.shape[1:], 1, seed=self.seed).to(device)
         check_output(self._net, self._scaler, source.x[:2], 1)
+        self.bound_ = self._estimate_bound(source, target)  # slow: all checks come first
+        self.c_ = 0.0 if self.bound_ is None else 1.0 / (self.slack * self.bound_)
+        bregman = divergence(self.divergence, c=self.c_ or None)
+        self._pu = bregman.name == "pu"
         (fit_s, stop_s), (fit_t, stop_t) = (split(p, self.validation) for p in (source, target))
         batches_s = Batches(fit_s, self._scaler, generator)
         batches_t = Batches(fit_t, self._scaler, generator)
@@ -215,7 +214,15 @@ class Neural(RatioEstimator):
             seed=self.seed,
         )
 
-    def _check(self) -> None:
+    def check_options(self) -> None:
+        """Raise `InputError` if an option is not valid; `fit` calls this before any work."""
+        super().check_options()
+        divergence(self.divergence, c=None if self.bound is None else 1.0)
+        if isinstance(self.bound, str) and self.bound not in BOUNDS:
+            raise InputError(
+                f"bound must be a number, None, a bound object or one of {', '.join(BOUNDS)}; "
+                f"got {self.bound!r}"
+            )
         if self.link not in ("exp", "softplus"):
             raise InputError(f"link must be 'exp' or 'softplus'; got {self.link!r}")
         if self.penalty not in ("l1", "l2"):
@@ -228,17 +235,14 @@ class Neural(RatioEstimator):
         for name in ("batch_size", "max_epochs", "patience"):
             whole(self, name)
         positive(self, "lr")
+        for name in ("strength", "weight_decay"):
+            positive(self, name, zero=True)
         if not 0 < self.validation < 1:
             raise InputError(f"validation must be a share in (0, 1); got {self.validation}")
 
     def _estimate_bound(self, source: Sample, target: Sample) -> float | None:
         bound = self.bound
         if isinstance(bound, str):
-            if bound not in BOUNDS:
-                raise InputError(
-                    f"bound must be a number, None, a bound object or one of {', '.join(BOUNDS)}; "
-                    f"got {bound!r}"
-                )
             bound = BOUNDS[bound]()
         if bound is None:
             return None

@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedshift.core.old_files import modern_sites_record
 from fedshift.core.samples import Float64Array, FloatArray
 from fedshift.data.tables import Encoded, Sites
+from fedshift.data.tables.cells import quote
 from fedshift.diagnose import Diagnosis, Drift, diagnose, drift
 from fedshift.diagnose.drift_check import UpdatedLabelDistribution
 from fedshift.errors import InputError
@@ -103,14 +106,20 @@ class Since:
         The weight of a training row of each class under label shift: q̄(y) / p̄(y), the label
         distribution of all sites' new deployment rows over that of all training rows. It is an
         estimate. None unless the earlier rows came from a run whose shift type is "label".
+    absent : tuple of str
+        Columns without a value in any new row, which the comparison leaves out.
     """
 
     drift: Drift
     class_weights: Mapping[str, float] | None
+    absent: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
-        """Return the verdict, a sentence per site, and new class weights if they are needed."""
+        """Return the verdict, absent columns, a sentence per site, and new class weights."""
         out = [f"Verdict: {self.drift.verdict}.", *self.drift.sentences()]
+        if self.absent:
+            names = f"column{'s' * (len(self.absent) > 1)} {quote(self.absent)}"
+            out.insert(1, f"The new rows have no value of {names}, left out of the comparison.")
         if self.class_weights is not None and self.drift.verdict == "re-estimate":
             weights = ", ".join(f"{c} {w:.3g}" for c, w in self.class_weights.items())
             out.append(f"New weight of each class, estimated under label shift: {weights}.")
@@ -118,7 +127,8 @@ class Since:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the "drift" part of a record."""
-        return {**self.drift.to_dict(), "class_weights": self.class_weights}
+        out = {**self.drift.to_dict(), "sentences": self.sentences()}
+        return {**out, "class_weights": self.class_weights, "absent": list(self.absent)}
 
 
 def examine(path: str | os.PathLike[str], *, seed: int = 0, **settings: Any) -> Examined:
@@ -217,25 +227,33 @@ def since(
     else:
         encoded = Sites.read(old, seed=seed, **settings).encode()
         encoder, reference = encoded.encoder, encoded.federation.test
-    new = {site: batch.x for site, batch in encoder.read(path).items()}
+    batches = encoder.read(path)
+    new = {site: batch.x for site, batch in batches.items()}
     both = [site for site in reference if site in new]
     if not both:
         raise InputError(
             f"{path} must have rows of at least one site in {before}, which has "
             f"{sorted(reference)}; got {sorted(new)}; give files of the same sites"
         )
+    absent = frozenset.intersection(*(batches[site].absent for site in both))
+    keep = np.array([feature not in absent for feature in encoder.columns.values()])
+    if not keep.any():
+        raise InputError(
+            f"{path} must have columns of the training rows, {quote(encoder.schema.names)}; got no "
+            "value in any of them; check the column names"
+        )
     comparison = drift(
-        {site: reference[site] for site in both},
-        {site: new[site] for site in both},
-        columns=list(encoder.columns),
+        {site: reference[site][:, keep] for site in both},
+        {site: new[site][:, keep] for site in both},
+        columns=np.array(list(encoder.columns))[keep].tolist(),
         features=encoder.columns,
         seed=seed,
     )
     if labels is None:
-        return Since(comparison, None)
+        return Since(comparison, None, tuple(sorted(absent)))
     sites = [replace(s, labels=_updated(labels, s.site, new[s.site])) for s in comparison.sites]
     now = {s.site: s.labels.now for s in sites if s.labels is not None}
-    return Since(Drift(tuple(sites)), labels.class_weights(now))
+    return Since(Drift(tuple(sites)), labels.class_weights(now), tuple(sorted(absent)))
 
 
 def _updated(labels: StoredLabels, site: str, x: Float64Array) -> UpdatedLabelDistribution:

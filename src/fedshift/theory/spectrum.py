@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.by_name import ByName
 from fedshift.core.samples import Float64Array, Rows, as_rows
 from fedshift.errors import InputError
 
@@ -83,7 +84,7 @@ class Spectrum:
 
 
 @dataclass(frozen=True, eq=False)
-class Spectra:
+class Spectra(ByName[Spectrum]):
     """The eigenvalue check of every client.
 
     Attributes
@@ -91,7 +92,12 @@ class Spectra:
     clients : mapping of client to Spectrum
     """
 
+    _entries, _key = "clients", "client"
+
     clients: Mapping[str, Spectrum]
+
+    def _by_name(self) -> Mapping[str, Spectrum]:
+        return self.clients
 
     @property
     def n_holding(self) -> int:
@@ -129,14 +135,6 @@ class Spectra:
             }
             for name, s in self.clients.items()
         ]
-
-    def __len__(self) -> int:
-        """Number of clients."""
-        return len(self.clients)
-
-    def __getitem__(self, client: str) -> Spectrum:
-        """A client's spectrum."""
-        return self.clients[client]
 
     def __repr__(self) -> str:
         return f"Spectra({self.status})"

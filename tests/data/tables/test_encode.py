@@ -154,7 +154,7 @@ def test_what_is_no_encoder(tmp_path: Path, encoded: Encoded, broken: Any) -> No
         with pytest.raises(InputError):
             Encoder.from_dict({**table, "codes": codes})
     table["codes"][0]["feature"] = "gone"
-    with pytest.raises(InputError, match=r"feature must be one of .*got 'gone'"):
+    with pytest.raises(InputError, match=r"name must be one of .*got 'gone'"):
         Encoder.from_dict(table)
     (tmp_path / "e.json").write_text("{")
     with pytest.raises(InputError, match="must hold an encoder as JSON"):
@@ -242,7 +242,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
 @settings(max_examples=150, deadline=None)
 def test_no_number_is_too_large_or_too_alike(train: list[float], test: list[float]) -> None:
     rows = {"v": train, "x": [*range(len(train))], "y": [i % 2 for i in range(len(train))]}
-    made = Sites.of({"s": (rows, {"v": test})}).encode()
+    made = Sites.of({"s": (rows, {"v": test, "x": [*range(len(test))]})}).encode()
     (client,) = made.federation
     for x in (client.x, client.test_x):
         assert np.isfinite(x.astype(np.float32)).all()
@@ -258,7 +258,8 @@ def test_scaled_numbers_are_the_same_in_any_unit(unit: float) -> None:
         return {"v": numbers, "x": [1, 2, 3], "y": [0, 1, 0]}
 
     s, t = [-unit, unit, None], [3 * unit, unit, unit]  # mean of the five is unit, sd √1.6 units
-    made = Sites.of({n: (table(v), {"v": [unit, 2 * unit]}) for n, v in {"s": s, "t": t}.items()})
+    new = {"v": [unit, 2 * unit], "x": [1, 2]}
+    made = Sites.of({n: (table(v), new) for n, v in {"s": s, "t": t}.items()})
     encoded = made.encode()
     (code,) = (c for c in encoded.encoder.codes if c.feature == "v")
     assert code.mean == pytest.approx(unit, rel=1e-12)

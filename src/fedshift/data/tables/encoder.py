@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedshift.core.files import write_text
-from fedshift.core.samples import Float64Array
+from fedshift.core.samples import MISSING, Float64Array
 from fedshift.data.tables.cells import count_rows, quote
 from fedshift.data.tables.column_names import match_names
 from fedshift.data.tables.column_roles import SiteTable
@@ -66,7 +66,10 @@ class Code:
         return own + words + other + ([f"{self.feature} missing"] if self.missing else [])
 
     def values(self, values: npt.NDArray[Any]) -> Float64Array:
-        """Return the encoded columns (n, d) for the n values of the feature, one for each name."""
+        """Return the encoded columns (n, d) for the n values of the feature, one for each name.
+
+        A missing value is `MISSING` in all columns but the one that marks it.
+        """
         gaps = isna(values)
         out = np.zeros((len(values), len(self.names())))
         if self.sd:
@@ -79,6 +82,7 @@ class Code:
             column = np.array([place.get(v, other) for v in values.tolist()], dtype=np.intp)
             rows = np.flatnonzero(~gaps & (column >= 0))
             out[rows, column[rows]] = 1.0
+        out[gaps] = MISSING
         if self.missing:
             out[:, -1] = gaps
         return out
@@ -94,11 +98,14 @@ class EncodedRows:
     labels : ndarray (n,)
         Class numbers, or numbers in regression. An unknown label is −1, or NaN in regression.
     notes : tuple of str
+    absent : frozenset of str
+        Features without a value in any row.
     """
 
     x: Float64Array
     labels: npt.NDArray[Any]
     notes: tuple[str, ...] = ()
+    absent: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -196,7 +203,10 @@ class Encoder:
             own = [*notes]
             part = build_rows(slices, schema, own)
             x = self.numbers(part, site, own)
-            out[site] = EncodedRows(x=x, labels=part.labels, notes=tuple(dict.fromkeys(own)))
+            absent = frozenset(k for k, values in part.columns.items() if isna(values).all())
+            out[site] = EncodedRows(
+                x=x, labels=part.labels, notes=tuple(dict.fromkeys(own)), absent=absent
+            )
         return out
 
     def _match_training(self, table: TextTable, notes: list[str]) -> TextTable:

@@ -12,12 +12,12 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.by_name import ByName
 from fedshift.core.samples import Float64Array
-from fedshift.data.tables.cells import SOFT, Order, day, is_missing, join, numbers, plain, truth
+from fedshift.data.tables.cells import SOFT, Order, day, is_missing, numbers, plain, truth
 from fedshift.data.tables.settings import TableSettings
 from fedshift.data.tables.target import PlainValues, Target
 from fedshift.data.tables.text_table import TextColumn
-from fedshift.errors import InputError
 
 ColumnKind = Literal["numeric", "date", "categorical"]
 KINDS: tuple[ColumnKind, ...] = ("numeric", "date", "categorical")
@@ -130,7 +130,7 @@ class Feature(PlainValues):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schema:
+class Schema(ByName[Feature]):
     """The columns of all sites' tables: the label, the features, and columns left out.
 
     Attributes
@@ -145,6 +145,8 @@ class Schema:
         The settings, in which guessed label, site and split columns are filled in.
     """
 
+    _entries, _key = "features", "name"
+
     target: Target
     features: tuple[Feature, ...]
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -155,15 +157,12 @@ class Schema:
         parts = ", ".join(f"{kinds[k]} {k}" for k in KINDS if kinds[k])
         return f"Schema({self.target!r}; {parts} features, {len(self.dropped)} columns left out)"
 
-    def __getitem__(self, name: str) -> Feature:
-        """Return a feature by its name."""
-        if name not in self._features:
-            raise InputError(f"feature must be one of {join(self.names, 30)}; got {name!r}")
-        return self._features[name]
-
     @cached_property
     def _features(self) -> dict[str, Feature]:
         return {f.name: f for f in self.features}
+
+    def _by_name(self) -> Mapping[str, Feature]:
+        return self._features
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -31,6 +31,9 @@ from fedshift.errors import InputError, install_hint, option
 if TYPE_CHECKING:
     from fedshift.data.tables.encode import Encoded
 
+#: with fewer deployment rows, a column that is empty in all of them may be so by chance
+FEWEST = 10
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sites:
@@ -258,17 +261,18 @@ def _features(
     slices: Sequence[Slice], roles: Roles, settings: TableSettings, notes: list[str]
 ) -> tuple[tuple[Feature, ...], dict[str, str]]:
     """Return the features in the order of the files, and why other columns are left out."""
-    train = [p for p in slices if p.part == "train"]
+    train, deploy = ([p for p in slices if p.part == part] for part in ("train", "deploy"))
     names = dict.fromkeys(k for p in train for k in p.table.columns)
     features, dropped = [], dict.fromkeys(roles.drop, f"set by {option('drop')}")
     for name in (n for n in names if n not in roles.names()):
         decision = decide(_evidence(name, train, settings), settings)
-        notes += decision.notes
-        if decision.feature is not None:
+        reason = decision.reason or _absence(name, deploy, settings)
+        if decision.feature is not None and not reason:
             features.append(decision.feature)
+            notes += decision.notes
         else:
-            dropped[name] = decision.reason
-            notes.append(f"Column {name!r} is left out: {decision.reason}.")
+            dropped[name] = reason
+            notes.append(f"Column {name!r} is left out: {reason}.")
     only = dict.fromkeys(k for p in slices for k in p.table.columns if k not in names)
     for name in (n for n in only if n not in roles.names()):
         dropped[name] = "no training file has it"
@@ -279,6 +283,18 @@ def _features(
             + (", ".join(f"{k!r} ({v})" for k, v in list(dropped.items())[:8]) or "none")
         )
     return tuple(features), dropped
+
+
+def _absence(name: str, deploy: Sequence[Slice], settings: TableSettings) -> str:
+    """Return why a model must do without a column in deployment; empty if it need not.
+
+    A site whose deployment files alone lack the column keeps it, as missing values.
+    """
+    if not any(name in p.table.columns for p in deploy):
+        return "no deployment file has it, so a model cannot use it" if deploy else ""
+    if sum(map(len, deploy)) < FEWEST or _evidence(name, deploy, settings).sites:
+        return ""
+    return "it is empty in every deployment row, so a model cannot use it"
 
 
 def _evidence(name: str, train: Sequence[Slice], settings: TableSettings) -> ColumnEvidence:
