@@ -73,8 +73,8 @@ def parse_table(text: str, settings: TableSettings, name: str, notes: list[str])
     cells = [[tidy(c) for c in row] for _, row in sample]
     has_header, names = _header(cells, settings, name)
     if not has_header and not settings.names:
-        columns = f"its columns are {names[0]!r}, …"
-        notes.append(f"{name} has no header; {columns}; {option('names')} renames them.")
+        renames = f"{option('names')} renames them"
+        notes.append(f"{name} has no header; its columns are {names[0]!r}, …; {renames}.")
     if has_header and settings.names and names != cells[0]:
         notes.append(f"{name}: the header ({join(cells[0], 4)}) is replaced by {option('names')}.")
     check_names(names, name)
