@@ -78,7 +78,7 @@ def test_a_site_of_files_answers(folder: Path, agreement: Agreement) -> None:
 
 def test_a_simulated_site_has_the_rows_of_the_recipe(folder: Path, agreement: Agreement) -> None:
     policy = Privacy(disclosure_level=2, noise=1.5)
-    path = write_site(folder / "sites", "client-2", folder / "task.toml", None, policy)
+    path = write_site(folder / "sites", "client-2", folder / "task.toml", policy)
     site = make_site(read_site(path))
     assert site.privacy == policy
     np.testing.assert_array_equal(site.data.x, agreement.rows("client-2")[0].x)

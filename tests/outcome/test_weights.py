@@ -55,5 +55,5 @@ def test_without_pyarrow_it_says_what_to_install(
         return real(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", no_pyarrow)
-    with pytest.raises(InputError, match=r"fedshift\[tables\]"):
+    with pytest.raises(InputError, match=r"-e '\.\[tables\]'"):
         write_sample_weights(tmp_path, {"a": [1.0]})

@@ -61,11 +61,7 @@ def wrap(text: str, width: int | None = None) -> str:
 
 
 def render(
-    sheets: Sequence[Sheet],
-    format: str = "text",
-    *,
-    width: int | None = None,
-    verbose: bool = True,
+    sheets: Sequence[Sheet], format: str = "text", *, width: int | None = None, verbose: bool = True
 ) -> str:
     """Write tables in the format "text" (aligned columns) or "markdown" (with headings).
 
