@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +82,11 @@ def _add_train(commands: Commands) -> None:
     )
     sub.add_argument("--model", default="auto", help="model: auto (default), linear or mlp")
     sub.add_argument(
-        "-o", "--out", type=Path, default="fedshift-train", help="folder (default: %(default)s)"
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("fedshift-train"),
+        help="folder (default: %(default)s)",
     )
     sub.set_defaults(command=_train)
 
@@ -305,11 +308,14 @@ def _diagnose(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from fedshift.core.files import check_folder
     from fedshift.diagnose import render
+    from fedshift.outcome.folder import FILES, REPORT
+    from fedshift.outcome.weights import check_pyarrow
     from fedshift.sites import train
 
-    if find_spec("pyarrow") is None:  # before training
-        raise InputError("train needs pyarrow to write weights; run pip install 'fedshift[tables]'")
+    check_pyarrow()  # and the folder, before training
+    check_folder(args.out, FILES)
     trained = train(
         args.sites,
         seed=args.seed,
@@ -319,14 +325,14 @@ def _train(args: argparse.Namespace) -> int:
     )
     _print_notes(trained.examined.encoded.notes)
     render(trained.examined.diagnosis, Console())
-    path = trained.save(args.out)
+    trained.save(args.out)
     outcome = trained.outcome
     print(outcome.status)
     if outcome.before is not None and outcome.evaluation is not None:
         print(f"on test labels, without weights: {outcome.before.status}")
         print(f"                   chosen model: {outcome.evaluation.status}")
     print(outcome.ledger)
-    _write_record(trained.to_dict(), path.parent / "report.html")
+    print(f"wrote {args.out / REPORT}")
     return 0
 
 

@@ -110,6 +110,7 @@ def run(
         stopped=stopped,
         seconds=time.perf_counter() - begin,
         reason="" if ratios is None else ratios.reason,
+        columns=federation.columns,
     )
 
 

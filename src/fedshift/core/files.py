@@ -10,9 +10,11 @@ import json
 import math
 import os
 import secrets
+import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,69 @@ def _to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_folder(folder: Path, replaceable: Sequence[str]) -> None:
+    """Raise unless a folder can be replaced as a whole: absent, empty, or with our files only.
+
+    Parameters
+    ----------
+    replaceable : sequence of str
+        Patterns of the files that may be replaced, relative to the folder.
+    """
+    try:
+        inside = (p for p in folder.rglob("*") if not p.is_dir() or p.is_symlink())
+        names = (p.relative_to(folder).as_posix() for p in inside)
+        other = next((n for n in names if not any(fnmatch(n, w) for w in replaceable)), None)
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if other is None:
+            _new_beside(folder).rmdir()
+            return
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the folder {folder}: {error.strerror or error}; choose a folder that "
+            "you can write to"
+        ) from None
+    raise InputError(
+        f"{folder} must be a new folder, or one that the same command wrote, which is then "
+        f"replaced as a whole; got one with {other!r}; move this file or choose another folder"
+    )
+
+
+def _new_beside(folder: Path) -> Path:
+    """Create an empty folder with a unique name beside another, and the folders above it."""
+    path = folder.resolve()
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+@contextmanager
+def atomic_folder(folder: Path, replaceable: Sequence[str]) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `folder` when the body ends without an error.
+
+    Files of the old folder are not kept, so none is left over. See `check_folder`, which is called
+    first, for folders that are not replaced.
+    """
+    check_folder(folder, replaceable)
+    new, old, path = _new_beside(folder), _new_beside(folder), folder.resolve()
+    try:
+        yield new
+        if path.exists():
+            path.replace(old)
+        new.replace(path)
+        _to_disk(path.parent)
+    except OSError as error:
+        if not path.exists() and any(old.iterdir()):
+            old.replace(path)
+        raise OutputError(
+            f"cannot write the folder {folder}: {error.strerror or error}; free disk space or "
+            "choose another folder; the old folder is unchanged"
+        ) from error
+    finally:
+        for left in (new, old):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> Path:

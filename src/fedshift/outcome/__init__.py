@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fedshift.outcome.folder import Stored, StoredLabels, load
+from fedshift.outcome.folder import SavedLabels, SavedRun, load
 from fedshift.outcome.results import ModelCandidate, Outcome, TabularOutcome
 from fedshift.outcome.weights import write_sample_weights
 
 __all__ = [
     "ModelCandidate",
     "Outcome",
-    "Stored",
-    "StoredLabels",
+    "SavedLabels",
+    "SavedRun",
     "TabularOutcome",
     "load",
     "write_sample_weights",
