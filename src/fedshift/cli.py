@@ -30,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_diagnose(commands)
     _add_train(commands)
+    _add_predict(commands)
     _add_report(commands)
     _add_run(commands)
     _add_compare(commands)
@@ -86,9 +87,27 @@ def _add_train(commands: Commands) -> None:
         "--out",
         type=Path,
         default=Path("fedshift-train"),
-        help="folder (default: %(default)s)",
+        help="folder (default: %(default)s); one that 'fedshift train' wrote is replaced",
     )
     sub.set_defaults(command=_train)
+
+
+def _add_predict(commands: Commands) -> None:
+    sub = commands.add_parser(
+        "predict",
+        help="predict new rows with the model of a run; mark rows unlike the training rows",
+        description="Read new rows (CSV or Parquet with the columns of training in any order, or "
+        ".npz with an array x). Write their columns with prediction, probability_CLASS, "
+        "unlike_training and new_values added.",
+    )
+    text = "a folder that 'fedshift train', 'fedshift run' or a deployment's server wrote"
+    sub.add_argument("run", type=Path, metavar="RUN", help=text)
+    sub.add_argument("new", type=Path, metavar="NEW", help="file of new rows")
+    text = "the site of the rows, for a model that has parts for each site"
+    sub.add_argument("--site", metavar="NAME", help=text)
+    text = "file to write: .csv or .parquet (default: print CSV)"
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    sub.set_defaults(command=_predict)
 
 
 def _add_report(commands: Commands) -> None:
@@ -356,6 +375,24 @@ def _write_record(record: Mapping[str, Any], path: Path) -> None:
     else:
         raise InputError(f"--output must end in .json or .html; got {path}")
     print(f"wrote {path}")
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from fedshift.outcome.folder import load
+    from fedshift.outcome.prediction import PredictedFile, check_output
+
+    if args.output is not None:
+        check_output(args.output, args.new)
+    result = PredictedFile.of(load(args.run).predictor, args.new, args.site)
+    if args.output is None:
+        print(result.to_csv(), end="")
+    else:
+        result.write(args.output)
+    lines = [*(f"note: {note}" for note in result.notes), result.status]
+    if args.output is not None:
+        lines.append(f"wrote {args.output}")
+    print("\n".join(lines), file=sys.stderr)
+    return 0
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -242,7 +242,7 @@ class Predicting:
         """
         p = self.predictor
         scores = p.scores(p.numbers(rows), site)
-        return _classes(p)[scores.argmax(axis=1)] if p.classes else scores.reshape(-1)
+        return classes_array(p)[scores.argmax(axis=1)] if p.classes else scores.reshape(-1)
 
     def predict_proba(self, rows: Any, *, site: str | None = None) -> Float64Array:
         """Predict the probability (n, C) of every class; columns are as in `predictor.classes`."""
@@ -272,7 +272,7 @@ class Predicting:
             if not known.any():
                 raise InputError("score needs rows with a label known from training; got none")
             y, guess = y[known], guess[known]
-            y = _classes(p)[y] if p.classes else y
+            y = classes_array(p)[y] if p.classes else y
         elif y is None:
             raise InputError("score needs the labels y of the rows; got none")
         figure = accuracy_score if p.classes else r2_score
@@ -291,6 +291,7 @@ class Predicting:
         return Path(folder)
 
 
-def _classes(predictor: Predictor) -> npt.NDArray[Any]:
+def classes_array(predictor: Predictor) -> npt.NDArray[Any]:
+    """Return the classes as an array; as objects if their types differ."""
     same = len({type(c) for c in predictor.classes}) == 1
     return np.array(predictor.classes, dtype=None if same else object)
