@@ -144,6 +144,7 @@ def test_a_run_leaves_evidence(tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == [
         "environment.json",
         "history.jsonl",
+        "model.json",
         "model.safetensors",
         "recipe.toml",
         "result.json",
