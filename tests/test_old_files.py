@@ -117,3 +117,18 @@ def test_load_reads_perceptrons_and_recipe_runs() -> None:
     assert set(found.predict(rows)) <= {"ill", "well"}
     digits = load(OLD / "runs" / "digits" / "ERM" / "seed-0")
     assert digits.predict_proba(np.zeros((3, 64))).shape == (3, 10)
+
+
+@pytest.mark.parametrize("name", ["linear", "perceptron", "regression"])
+def test_predict_and_since_read_trained_folders(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new").mkdir()
+    table = "age,ward,dose,pulse\n" + "50,north wing,,80\n61,Süd,2.5,71\n" * 10
+    (tmp_path / "new" / "elm.csv").write_text(table, encoding="utf-8")
+    assert main(["predict", str(OLD / name), str(tmp_path / "new" / "elm.csv")]) == 0
+    out, error = capsys.readouterr()
+    assert len(out.splitlines()) == 21
+    assert "ward=Süd" in out
+    assert "Süd" in error
+    assert main(["diagnose", str(tmp_path / "new"), "--since", str(OLD / name)]) == 0

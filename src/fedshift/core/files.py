@@ -81,19 +81,19 @@ def check_folder(folder: Path, replaceable: Sequence[str]) -> None:
     replaceable : sequence of str
         Patterns of the files that may be replaced, relative to the folder.
     """
+    path = folder.resolve()
     try:
-        inside = (p for p in folder.rglob("*") if not p.is_dir() or p.is_symlink())
-        names = (p.relative_to(folder).as_posix() for p in inside)
-        other = next((n for n in names if not any(fnmatch(n, w) for w in replaceable)), None)
-        if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if (path.exists() and not path.is_dir()) or path.is_mount():
+            raise OSError(errno.EBUSY, "it is a file, or where a disk is mounted")
+        inside = (p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir())
+        other = next((n for n in inside if not any(fnmatch(n, w) for w in replaceable)), None)
         if other is None:
-            _new_beside(folder).rmdir()
+            _new_beside(path).rmdir()
             return
     except OSError as error:
         raise OutputError(
             f"cannot write the folder {folder}: {error.strerror or error}; choose a folder that "
-            "you can write to"
+            "you can write to, inside another that you can write to"
         ) from None
     raise InputError(
         f"{folder} must be a new folder, or one that the same command wrote, which is then "
@@ -101,9 +101,8 @@ def check_folder(folder: Path, replaceable: Sequence[str]) -> None:
     )
 
 
-def _new_beside(folder: Path) -> Path:
+def _new_beside(path: Path) -> Path:
     """Create an empty folder with a unique name beside another, and the folders above it."""
-    path = folder.resolve()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     temporary.mkdir(parents=True)
     return temporary
@@ -113,27 +112,21 @@ def _new_beside(folder: Path) -> Path:
 def atomic_folder(folder: Path, replaceable: Sequence[str]) -> Iterator[Path]:
     """Yield an empty folder that takes the place of `folder` when the body ends without an error.
 
-    Files of the old folder are not kept, so none is left over. See `check_folder`, which is called
-    first, for folders that are not replaced.
+    Nothing of the old folder is left over. See `check_folder`, which is called first, for folders
+    that are not replaced.
     """
     check_folder(folder, replaceable)
-    new, old, path = _new_beside(folder), _new_beside(folder), folder.resolve()
+    path = folder.resolve()
+    new = _new_beside(path)
+    old = new.with_name(f"{new.name}.old")
     try:
         yield new
         if path.exists():
-            path.replace(old)
-        new.replace(path)
-        _to_disk(path.parent)
-    except OSError as error:
-        if not path.exists() and any(old.iterdir()):
-            old.replace(path)
-        raise OutputError(
-            f"cannot write the folder {folder}: {error.strerror or error}; free disk space or "
-            "choose another folder; the old folder is unchanged"
-        ) from error
+            path.rename(old)
+        new.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
-        for left in (new, old):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> Path:

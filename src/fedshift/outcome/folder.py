@@ -28,7 +28,7 @@ import torch
 from scipy.special import softmax
 from torch import nn
 
-from fedshift.core.files import atomic_folder, read_json, write_json, write_text
+from fedshift.core.files import atomic_folder, write_json, write_text
 from fedshift.core.label import MLLSFit, mlls
 from fedshift.core.samples import Float64Array, FloatArray
 from fedshift.core.scaling import Calibration
@@ -36,7 +36,15 @@ from fedshift.core.tensors import read_tensors, write_tensors
 from fedshift.data.tables import Encoder
 from fedshift.data.tables.site_rows import FileRows
 from fedshift.errors import InputError
-from fedshift.outcome.predictor import ENCODER, MODEL, SUPPORT, TENSORS, Predicting, Predictor
+from fedshift.outcome.predictor import (
+    ENCODER,
+    MODEL,
+    SUPPORT,
+    TENSORS,
+    Predicting,
+    Predictor,
+    optional_json,
+)
 from fedshift.outcome.results import TabularOutcome
 from fedshift.outcome.weights import write_sample_weights
 
@@ -207,7 +215,7 @@ def load(folder: Path | str, *, model: nn.Module | None = None) -> SavedRun:
             f"of a run; got one without {TENSORS}; run 'fedshift train SITES -o {folder}'"
         )
     predictor = Predictor.read(folder, model)
-    record, labels = _json(folder / RECORD), _json(folder / LABELS)
+    record, labels = optional_json(folder / RECORD), optional_json(folder / LABELS)
     reference = read_tensors(folder / REFERENCE) if (folder / REFERENCE).exists() else {}
     if predictor.encoder is not None and record is None:
         raise InputError(f"{folder} must hold {RECORD}; got none; restore it from a copy")
@@ -218,14 +226,6 @@ def load(folder: Path | str, *, model: nn.Module | None = None) -> SavedRun:
         reference={n: t.numpy() for n, t in reference.items()},
         labels=None if labels is None else _labels(folder, labels, predictor.model),
     )
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    """Return the content of a JSON file; None if there is none."""
-    value = read_json(path)
-    if value is None and path.exists():
-        raise InputError(f"{path} must hold a JSON object; restore it from a copy")
-    return value
 
 
 def _labels(folder: Path, table: Mapping[str, Any], model: nn.Module) -> SavedLabels:

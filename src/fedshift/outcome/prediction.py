@@ -66,14 +66,16 @@ class PredictedFile:
             own: dict[str, Any] = {"row": np.arange(len(x))}
         else:
             encoder = predictor.encoder
-            table = read_table(path, None if encoder is None else encoder.schema.settings)
+            settings = None if encoder is None else encoder.schema.settings
+            table = read_table(path, settings, name=path.name)
             notes += table.notes
             if encoder is None:
                 x = predictor.numbers(_plain_numbers(table, predictor.columns))
             else:
                 part = encoder.rows_of(table, notes)
                 x = encoder.numbers(part, table.name, notes)
-                extra["unlike_training"] = predictor.unlike(x)
+                if predictor.support is not None:
+                    extra["unlike_training"] = predictor.support.outside(encoder.measured(x))
                 extra["new_values"] = encoder.new_words(part)
             own = _parquet(path) if is_parquet(path) else _cells(table)
         scores = predictor.scores(x, site)
@@ -97,14 +99,12 @@ class PredictedFile:
         """The number of rows, and how many are unlike the training rows."""
         count = len(self.columns["prediction"])
         text = f"predicted {count_rows(count)}"
-        if "unlike_training" not in self.columns:
-            return text
-        unlike = int(np.sum(self.columns["unlike_training"]))
-        new = sum(map(bool, self.columns["new_values"]))
-        return (
-            f"{text}; {unlike} ({unlike / count:.1%}) unlike the training rows (unlike_training); "
-            f"{new} with a category that is new (new_values)"
-        )
+        if "unlike_training" in self.columns:
+            unlike = int(np.sum(self.columns["unlike_training"]))
+            text += f"; {unlike} ({unlike / count:.1%}) unlike the training rows"
+        if "new_values" in self.columns:
+            text += f"; {sum(map(bool, self.columns['new_values']))} with a new category"
+        return text
 
     def to_csv(self) -> str:
         """Return the columns as CSV."""

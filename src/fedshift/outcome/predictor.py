@@ -27,12 +27,11 @@ from fedshift.learn.evaluate import predict
 from fedshift.learn.models import architecture, rebuild
 from fedshift.outcome.support import Support
 
-#: version of model.json
+MODEL, TENSORS = "model.json", "model.safetensors"
+ENCODER, SUPPORT = "encoder.json", "support.safetensors"
+#: version of model.json, and the attributes in it
 FORMAT = 2
-MODEL, TENSORS, ENCODER, SUPPORT = (
-    *("model.json", "model.safetensors"),
-    *("encoder.json", "support.safetensors"),
-)
+PLAIN = ("shape", "classes", "columns", "sites", "kept_at_sites")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -58,7 +57,7 @@ class Predictor:
     encoder : Encoder or None
         Turns the rows of a table into numbers.
     support : Support or None
-        Finds rows that are unlike all training rows.
+        Finds rows that are unlike all training rows; None if a run of an older version has none.
     """
 
     model: nn.Module
@@ -136,12 +135,6 @@ class Predictor:
             model.load_state_dict(self.local[str(site)], strict=False)
         return np.asarray(predict(model, x, batch_size=4096).double().numpy())
 
-    def unlike(self, x: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return a mask (n,) of encoded rows that are unlike all training rows."""
-        if self.encoder is None or self.support is None:  # no numeric column
-            return np.zeros(len(x), dtype=bool)
-        return self.support.outside(self.encoder.measured(x))
-
     def write(self, folder: Path) -> Path:
         """Write the model's files; model.json, which names what is there, is the last one."""
         tensors = dict(self.model.state_dict())
@@ -152,16 +145,8 @@ class Predictor:
             self.encoder.save(folder / ENCODER)
         if self.support is not None:
             self.support.save(folder / SUPPORT)
-        table = {
-            "format": FORMAT,
-            "architecture": architecture(self.model),
-            "shape": self.shape,
-            "classes": self.classes,
-            "columns": self.columns,
-            "sites": self.sites,
-            "kept_at_sites": self.kept_at_sites,
-        }
-        return write_json(folder / MODEL, table)
+        table = {"format": FORMAT, "architecture": architecture(self.model)}
+        return write_json(folder / MODEL, table | {n: getattr(self, n) for n in PLAIN})
 
     @classmethod
     def read(cls, folder: Path, model: nn.Module | None = None) -> Predictor:
@@ -175,9 +160,7 @@ class Predictor:
         """
         tensors = read_tensors(folder / TENSORS)
         shared = {n: t for n, t in tensors.items() if "/" not in n}
-        table = read_json(folder / MODEL)
-        if table is None and (folder / MODEL).exists():
-            raise InputError(f"{folder / MODEL} must hold a JSON object; restore it from a copy")
+        table = optional_json(folder / MODEL)
         if table is None or "format" not in table:
             table = modern_model({n: tuple(t.shape) for n, t in shared.items()})
         if table["format"] > FORMAT:
@@ -207,18 +190,11 @@ class Predictor:
         encoder, support = folder / ENCODER, folder / SUPPORT
         read = Encoder.load(encoder) if encoder.exists() else None
         classes = table["classes"] if read is None else read.schema.target.classes
-        columns, shape = table["columns"], table["shape"]
-        return cls(
-            model=model.eval(),
-            shape=None if shape is None else tuple(shape),
-            classes=tuple(classes),
-            sites=tuple(table["sites"] or local),
-            columns=None if columns is None else tuple(columns),
-            local=local,
-            kept_at_sites=table["kept_at_sites"],
-            encoder=read,
-            support=Support.load(support) if support.exists() else None,
-        )
+        found = Support.load(support) if support.exists() else None
+        values = {**table, "classes": classes, "sites": table["sites"] or local}
+        plain = {n: values[n] for n in PLAIN}
+        plain = {n: v if v is None or isinstance(v, bool) else tuple(v) for n, v in plain.items()}
+        return cls(model=model.eval(), local=local, encoder=read, support=found, **plain)
 
 
 class Predicting:
@@ -289,6 +265,14 @@ class Predicting:
         with atomic_folder(Path(folder), (MODEL, TENSORS, ENCODER, SUPPORT)) as new:
             self.predictor.write(new)
         return Path(folder)
+
+
+def optional_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a JSON file; None if there is none."""
+    value = read_json(path)
+    if value is None and path.exists():
+        raise InputError(f"{path} must hold a JSON object; restore it from a copy")
+    return value
 
 
 def classes_array(predictor: Predictor) -> npt.NDArray[Any]:

@@ -84,7 +84,7 @@ class Support:
         least, low, middle, high, most = self.quantiles
         x = np.where(np.isnan(x), middle, x)
         above, below = (np.where(w > 0, w, self.spread) for w in (most - middle, middle - least))
-        reach = np.max((x - middle) / np.where(x > middle, above, -below), axis=1)
+        reach = np.max((x - middle) / np.where(x > middle, above, -below), axis=1, initial=0.0)
         joint = np.linalg.norm((self._compressed(x) - self.centre) @ self.root, axis=1)
         exchange = np.full(len(x), -np.inf)
         width = np.where(high > low, high - low, self.spread)
@@ -126,9 +126,9 @@ class Support:
 def _without_limits(x: Float64Array) -> Support:
     """Fit quantiles and moments, from counts and sums of the sites."""
     x = np.where(np.isnan(x).all(axis=0), 0.0, x)
-    quantiles = np.nanquantile(x, LEVELS, axis=0)
-    filled = np.where(np.isnan(x), quantiles[2], x)
     d = x.shape[1]
+    quantiles = np.nanquantile(x, LEVELS, axis=0) if d else np.empty((len(LEVELS), 0))
+    filled = np.where(np.isnan(x), quantiles[2], x)
     spread = np.maximum(filled.std(axis=0), 1e-9 * np.maximum(1.0, np.abs(quantiles[2])))
     start = Support(quantiles, spread, np.zeros(d), np.eye(d), np.zeros(3))
     u = start._compressed(filled)

@@ -63,14 +63,14 @@ class Trained(Predicting):
     outcome : TabularOutcome
     options : mapping
         Settings of the training.
-    support : Support or None
-        Where the training rows lie; None without a numeric column.
+    support : Support
+        Where the training rows lie.
     """
 
     examined: Examined
     outcome: TabularOutcome
     options: Mapping[str, Any]
-    support: Support | None
+    support: Support
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -196,10 +196,9 @@ def train(
         outcome.ledger.add(name, "share.encoding", up=sums.up)
     rows = encoded.federation.train.values()
     measured = np.concatenate([encoded.encoder.measured(np.asarray(x, float)) for x in rows])
-    support = Support.of(measured) if measured.shape[1] else None
+    support = Support.of(measured)
     for name in encoded.federation.train:
-        up = 0 if support is None else support.bytes_sent
-        outcome.ledger.add(name, "share.encoding", up=up)
+        outcome.ledger.add(name, "share.encoding", up=support.bytes_sent)
     options = {"seed": seed, "objective": objective, "model": model}
     return Trained(examined, outcome, options, support)
 
