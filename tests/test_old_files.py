@@ -70,8 +70,8 @@ def test_report_reads_trained_folders(name: str, shift: str, tmp_path: Path) -> 
     assert all(b.startswith(shift) for b in badges)
 
 
-@pytest.mark.parametrize("name", ["linear", "regression"])
-def test_load_reads_linear_models(name: str) -> None:
+@pytest.mark.parametrize("name", ["linear", "perceptron", "regression"])
+def test_load_reads_trained_folders(name: str) -> None:
     folder = OLD / name
     found = load(folder)
     assert found.record == json.loads((folder / "record.json").read_text())
@@ -106,6 +106,27 @@ def test_load_reads_label_distributions() -> None:
     assert load(OLD / "regression").labels is None
 
 
-def test_a_perceptron_cannot_be_loaded_yet() -> None:
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        load(OLD / "perceptron")
+def test_load_reads_perceptrons_and_recipe_runs() -> None:
+    found = load(OLD / "perceptron")
+    saved = load_file(OLD / "perceptron" / "model.safetensors")
+    assert all(torch.equal(v, saved[k]) for k, v in found.model.state_dict().items())
+    assert load(OLD / "perceptron").labels is not None
+    rows = {"age": [50, 61], "ward": ["north wing", "?"], "dose": ["", "2.5"], "pulse": [80, 71]}
+    assert set(found.predict(rows)) <= {"ill", "well"}
+    digits = load(OLD / "runs" / "digits" / "ERM" / "seed-0")
+    assert digits.predict_proba(np.zeros((3, 64))).shape == (3, 10)
+
+
+@pytest.mark.parametrize("name", ["linear", "perceptron", "regression"])
+def test_predict_and_since_read_trained_folders(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new").mkdir()
+    table = "age,ward,dose,pulse\n" + "50,north wing,,80\n61,Süd,2.5,71\n" * 10
+    (tmp_path / "new" / "elm.csv").write_text(table, encoding="utf-8")
+    assert main(["predict", str(OLD / name), str(tmp_path / "new" / "elm.csv")]) == 0
+    out, error = capsys.readouterr()
+    assert len(out.splitlines()) == 21
+    assert "ward=Süd" in out
+    assert "Süd" in error
+    assert main(["diagnose", str(tmp_path / "new"), "--since", str(OLD / name)]) == 0

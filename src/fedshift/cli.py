@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_diagnose(commands)
     _add_train(commands)
+    _add_predict(commands)
     _add_report(commands)
     _add_run(commands)
     _add_compare(commands)
@@ -91,9 +91,27 @@ def _add_train(commands: Commands) -> None:
         "the no-harm test still decides (default: the shift type decides)",
     )
     sub.add_argument("--model", default="auto", help="model: auto (default), linear or mlp")
-    add_output(sub, "folder of the results", Path("fedshift-train"))
+    text = "folder of the results; one that 'fedshift train' wrote is replaced"
+    add_output(sub, text, Path("fedshift-train"))
     _add_verbose(sub, "the diagnosis of the sites and all notes")
     sub.set_defaults(command=_train)
+
+
+def _add_predict(commands: Commands) -> None:
+    sub = commands.add_parser(
+        "predict",
+        help="predict new rows with the model of a run; mark rows unlike the training rows",
+        description="Read new rows (CSV or Parquet with the columns of training in any order, or "
+        ".npz with an array x). Write their columns with prediction, probability_CLASS, "
+        "unlike_training and new_values added.",
+    )
+    text = "a folder that 'fedshift train', 'fedshift run' or a deployment's server wrote"
+    sub.add_argument("run", type=Path, metavar="RUN", help=text)
+    sub.add_argument("new", type=Path, metavar="NEW", help="file of new rows")
+    text = "the site of the rows, for a model that has parts for each site"
+    sub.add_argument("--site", metavar="NAME", help=text)
+    add_output(sub, "file to write: .csv or .parquet (default: print CSV)", metavar="FILE")
+    sub.set_defaults(command=_predict)
 
 
 def _add_report(commands: Commands) -> None:
@@ -322,13 +340,16 @@ def _diagnose(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
+    from fedshift.core.files import check_folder
     from fedshift.diagnose import render
+    from fedshift.outcome.folder import FILES, REPORT
+    from fedshift.outcome.weights import check_pyarrow
     from fedshift.report.comparison import render as render_tables
     from fedshift.report.site_scores import first_lines, score_table
     from fedshift.sites import train
 
-    if find_spec("pyarrow") is None:  # before training
-        raise InputError(f"train needs pyarrow to write weights; {install_hint('tables')}")
+    check_pyarrow()  # and the folder, before training
+    check_folder(args.output, FILES)
     trained = train(
         args.sites,
         seed=args.seed,
@@ -337,7 +358,7 @@ def _train(args: argparse.Namespace) -> int:
         model=args.model,
         **_table_settings(args),
     )
-    page = trained.save(args.output).with_name("report.html")
+    page = trained.save(args.output) / REPORT
     outcome = trained.outcome
     record = trained.to_dict()
     print(wrap(outcome.status))
@@ -348,7 +369,7 @@ def _train(args: argparse.Namespace) -> int:
         print(wrap(f"model without weights, on test labels: {outcome.before.status}"))
         print(wrap(f"chosen model, on test labels: {outcome.evaluation.status}"))
     print(wrap(str(outcome.ledger)))
-    _write_record(record, page)
+    print(f"wrote {page}")
     new = f"fedshift diagnose NEW --since {quote(str(args.output))}"
     print(f"Next, read it. With new rows of the sites, run:\n  {new}")
     if args.verbose:
@@ -380,6 +401,24 @@ def _write_record(record: Mapping[str, Any], path: Path) -> None:
     else:
         raise InputError(f"--output must end in .json or .html; got {path}")
     print(f"wrote {path}")
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from fedshift.outcome.folder import load
+    from fedshift.outcome.prediction import PredictedFile, check_output
+
+    if args.output is not None:
+        check_output(args.output, args.new)
+    result = PredictedFile.of(load(args.run).predictor, args.new, args.site)
+    if args.output is None:
+        print(result.to_csv(), end="")
+    else:
+        result.write(args.output)
+    lines = [*(f"note: {note}" for note in result.notes), result.status]
+    if args.output is not None:
+        lines.append(f"wrote {args.output}")
+    print("\n".join(lines), file=sys.stderr)
+    return 0
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -142,6 +142,7 @@ def _run(
         seconds=time.perf_counter() - begin,
         ratio_seconds=0.0 if ratios is None else ratios.seconds,
         reason="" if ratios is None else ratios.reason,
+        columns=federation.columns,
     )
 
 

@@ -113,11 +113,12 @@ def in_process(agreement: Agreement, folder: Path) -> torch.Tensor:
         for name in agreement.job.clients
     }
     Coordinator(agreement.job, InProcess(sites), folder / "record").run()
-    return load_file(folder / "record" / "model.safetensors")["params"]
+    return parameters(folder)
 
 
 def parameters(folder: Path) -> torch.Tensor:
-    return load_file(folder / "record" / "model.safetensors")["params"]
+    (last, *_) = sorted((folder / "record" / "model").glob("*.safetensors"), reverse=True)
+    return load_file(last)["0/params"]
 
 
 def deploy(

@@ -145,6 +145,7 @@ def test_a_run_leaves_evidence(tmp_path: Path) -> None:
         "environment.json",
         "history.jsonl",
         "lock",
+        "model.json",
         "model.safetensors",
         "recipe.toml",
         "result.json",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ from tiny import (
     small,
 )
 
+import fedshift as fs
+from fedshift.cli import main
 from fedshift.data.federation import Federation
 from fedshift.defence.ratios import RatioDefence
 from fedshift.defence.robust import Robust
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, InputError
 from fedshift.federation import coordinator, record
 from fedshift.federation.checkpoint import save
 from fedshift.federation.coordinator import Coordinator, TooFewReplies
@@ -747,3 +750,21 @@ def test_a_ratio_phase_without_answers_stops(kind: str, tmp_path: Path) -> None:
     sites = make_sites(made, tmp_path / "s", privacy=Privacy(disclosure_level=0))
     with pytest.raises(TooFewReplies, match="got 0 of 4"):
         run(made, sites, tmp_path / "r")
+
+
+def test_the_record_of_a_deployment_predicts(tmp_path: Path) -> None:
+    made = job(model="mlp", objective="erm")
+    Coordinator(made, InProcess(make_sites(made, tmp_path)), tmp_path / "task" / "record").run()
+    saved = fs.load(tmp_path / "task")
+    x = federation()[0].test_x
+    assert saved.predict_proba(x).shape == (len(x), CLASSES)
+    np.savez(tmp_path / "x.npz", x=x)
+    assert main(["predict", str(tmp_path / "task" / "record"), str(tmp_path / "x.npz")]) == 0
+
+
+def test_a_deployment_with_local_parts_says_where_they_are(tmp_path: Path) -> None:
+    made = job(model=partial(fs.models.MLP, batch_norm=True))
+    made = replace(made, plan=replace(made.plan, norm="local"))
+    Coordinator(made, InProcess(make_sites(made, tmp_path)), tmp_path / "task" / "record").run()
+    with pytest.raises(InputError, match="each site keeps"):
+        fs.load(tmp_path / "task").predict(federation()[0].test_x)

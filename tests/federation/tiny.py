@@ -104,7 +104,8 @@ def run(
 
 
 def params(folder: Path) -> Tensor:
-    return load_file(folder / "model.safetensors")["params"]
+    (last, *_) = sorted((folder / "model").glob("*.safetensors"), reverse=True)
+    return load_file(last)["0/params"]
 
 
 def dropped(result: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -11,12 +11,14 @@ import math
 import os
 import platform
 import secrets
+import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,62 @@ def _to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_folder(folder: Path, replaceable: Sequence[str]) -> None:
+    """Raise unless a folder can be replaced as a whole: absent, empty, or with our files only.
+
+    Parameters
+    ----------
+    replaceable : sequence of str
+        Patterns of the files that may be replaced, relative to the folder.
+    """
+    path = folder.resolve()
+    try:
+        if (path.exists() and not path.is_dir()) or path.is_mount():
+            raise OSError(errno.EBUSY, "it is a file, or where a disk is mounted")
+        inside = (p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir())
+        other = next((n for n in inside if not any(fnmatch(n, w) for w in replaceable)), None)
+        if other is None:
+            _new_beside(path).rmdir()
+            return
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the folder {folder}: {error.strerror or error}; choose a folder that "
+            "you can write to, inside another that you can write to"
+        ) from None
+    raise InputError(
+        f"{folder} must be a new folder, or one that the same command wrote, which is then "
+        f"replaced as a whole; got one with {other!r}; move this file or choose another folder"
+    )
+
+
+def _new_beside(path: Path) -> Path:
+    """Create an empty folder with a unique name beside another, and the folders above it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+@contextmanager
+def atomic_folder(folder: Path, replaceable: Sequence[str]) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `folder` when the body ends without an error.
+
+    Nothing of the old folder is left over. See `check_folder`, which is called first, for folders
+    that are not replaced.
+    """
+    check_folder(folder, replaceable)
+    path = folder.resolve()
+    new = _new_beside(path)
+    old = new.with_name(f"{new.name}.old")
+    try:
+        yield new
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,8 @@ def _modern(value: Any) -> Any:
     return out
 
 
+#: tensors of a model of unscaled columns besides those of the model of scaled columns
+SCALED = ("mean", "scale", "out")
 #: keys of recorded recipes and estimators that have another name today
 RECIPE_KEYS = {"lean": "pooling"}
 #: settings of recorded recipes that no longer exist, by section and key, with their old defaults
@@ -107,3 +110,36 @@ def _renamed(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {RECIPE_KEYS.get(key, key): _renamed(inner) for key, inner in value.items()}
     return [_renamed(inner) for inner in value] if isinstance(value, list) else value
+
+
+def modern_model(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Describe a model as format 2 of model.json does, from the shapes of its tensors.
+
+    Linear models and perceptrons are known by the names of their tensors. Of other models the
+    architecture is None. The shape of a row is not known beyond its number of values.
+
+    Examples
+    --------
+    >>> table = modern_model({"fc.weight": (10, 64), "fc.bias": (10,)})
+    >>> table["architecture"]["kind"], len(table["classes"])
+    ('linear', 10)
+    """
+    inner = {n.removeprefix("model."): v for n, v in shapes.items() if n not in SCALED}
+    known = all(re.match(r"(fc|layers\.\d+)\.", name) for name in inner)
+    by_depth = sorted(inner.items(), key=lambda item: int(re.sub(r"\D", "", item[0]) or 0))
+    weights = [v for n, v in by_depth if n.endswith(".weight") and len(v) == 2]
+    sizes = [size[1] for size in weights[:1]] + [size[0] for size in weights] if known else [0]
+    options: dict[str, Any] = {"kind": "linear"}
+    if "fc.weight" not in inner:
+        norm = any(n.endswith("running_mean") for n in inner)
+        options = {"kind": "mlp", "hidden": sizes[1:-1], "batch_norm": norm}
+    options |= {"shape": sizes[:1], "classes": sizes[-1], "group_norm": False}
+    return {
+        "format": 2,
+        "architecture": {**options, "scaled": "scale" in shapes} if known else None,
+        "shape": sizes[:1] if known else None,
+        "classes": [*range(sizes[-1])] if sizes[-1] > 1 else [],
+        "columns": None,
+        "sites": [],
+        "kept_at_sites": False,
+    }

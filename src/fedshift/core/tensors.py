@@ -1,14 +1,16 @@
-"""Atomic writing of tensors to safetensors files."""
+"""Write tensors to safetensors files atomically, and read them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedshift.core.files import atomic_path
+from fedshift.errors import InputError
 
 
 def write_tensors(
@@ -33,3 +35,20 @@ def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         out[name] = tensor.clone() if where in places else tensor
         places.add(where)
     return out
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the named tensors of a safetensors file.
+
+    Raises
+    ------
+    InputError
+        If the file is absent, cut off or damaged.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{path} must be a complete safetensors file; {error}; restore it from a copy, or run "
+            "the command that wrote its folder again"
+        ) from None

@@ -7,7 +7,7 @@ recipe.toml           the recipe of this run alone, with all defaults; it can be
 environment.json      versions, commit, device
 history.jsonl         a line for every check; rewritten from the result when the run is finished
 result.json           figures of each client, ledger, weights; written when the run is finished
-model.safetensors     the trained model, for `load_state_dict`
+model.safetensors     the trained model, with model.json; `fedshift.load` reads both
 checkpoints/          log ratios and training state, until the run is finished
 lock                  the process that works in the folder; empty otherwise
 ====================  ==========================================================================
@@ -36,7 +36,6 @@ import torch
 
 from fedshift import __version__
 from fedshift.core.files import atomic_path, locked, read_json, to_json, write_json, write_text
-from fedshift.core.tensors import write_tensors
 from fedshift.core.weights import Weights
 from fedshift.errors import InputError, OutputError, option
 from fedshift.experiments.recipe import Recipe
@@ -181,7 +180,7 @@ class RunFolder:
         notes : sequence of str
             Warnings, and the reason for the choice of ratios.
         """
-        _save_model(outcome, self.path / "model.safetensors")
+        outcome.predictor.write(self.path)
         write_history(self.path, outcome.history)
         scores, m = outcome.evaluation, self.recipe.methods[0]
         result = {
@@ -325,17 +324,6 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return out
-
-
-def _save_model(outcome: Outcome, path: Path) -> None:
-    """Write the state dict; with local BatchNorm also the layers of each client, "client/name"."""
-    shared = outcome.model().state_dict()
-    tensors = dict(shared)
-    if outcome.task.plan.norm == "local":
-        for client in outcome.task.names:
-            own = outcome.model(client).state_dict()
-            tensors |= {f"{client}/{n}": t for n, t in own.items() if not t.equal(shared[n])}
-    write_tensors(path, tensors)
 
 
 def _weights(w: Weights) -> dict[str, Any]:

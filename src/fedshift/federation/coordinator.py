@@ -20,7 +20,6 @@ import torch
 
 from fedshift.core.files import write_text
 from fedshift.core.samples import Float64Array
-from fedshift.core.tensors import write_tensors
 from fedshift.defence.pool import PoolDefence
 from fedshift.defence.ratios import defend_normalisers
 from fedshift.errors import FedshiftError
@@ -37,6 +36,7 @@ from fedshift.federation.replies import SiteReplies, read_reply, read_score, sha
 from fedshift.federation.task import State, Task, follow
 from fedshift.federation.transport import Transport
 from fedshift.learn.evaluate import Evaluation
+from fedshift.outcome.predictor import Predictor
 
 T = TypeVar("T")
 
@@ -336,8 +336,13 @@ class Coordinator:
         self.watch({"event": event})
 
     def _finish(self, state: State, scores: Evaluation | None, seconds: float) -> dict[str, Any]:
-        final = {n: torch.as_tensor(a) for n, a in shared(state.tensors).items()}
-        write_tensors(self.folder / "model.safetensors", final)
+        Predictor(
+            model=self.job.stage("model").blank().module(state),
+            shape=self.job.shape,
+            classes=tuple(range(self.job.classes)) if self.job.loss == "cross-entropy" else (),
+            sites=self.job.clients,
+            kept_at_sites=self.job.plan.norm == "local",
+        ).write(self.folder)
         self.note("end", seconds=round(seconds, 1))
         result = {
             "run": self.record.run,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 from fedshift.core.params import nearest
 from fedshift.errors import InputError
 from fedshift.learn.fused_convolution import PooledConv, rows_first, rows_last
+from fedshift.learn.norm import convert
 
 Shape = tuple[int, ...]
 
@@ -33,6 +36,7 @@ class LeNet(nn.Module):
 
     def __init__(self, shape: Shape = (1, 28, 28), classes: int = 10) -> None:
         super().__init__()
+        self.architecture = {"kind": "lenet", "shape": shape, "classes": classes}
         c, h, w = _image(shape, "LeNet", least=8)
         padding = 2 if min(h, w) <= 28 else 0
         side = [(n + 2 * padding - 4) // 2 for n in (h, w)]
@@ -92,6 +96,8 @@ class ResNet18(nn.Module):
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10, width: int = 64) -> None:
         super().__init__()
+        sizes = {"shape": shape, "classes": classes, "width": width}
+        self.architecture = {"kind": "resnet18", **sizes}
         c, _, _ = _image(shape, "ResNet18", least=8)
         self.grey = len(shape) == 2
         self.conv1 = nn.Conv2d(c, width, 3, 1, 1, bias=False)
@@ -136,6 +142,8 @@ class MLP(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
+        options = {"hidden": hidden, "batch_norm": batch_norm}
+        self.architecture = {"kind": "mlp", "shape": shape, "classes": classes, **options}
         sizes = (math.prod(shape), *hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for a, b in itertools.pairwise(sizes):
@@ -156,6 +164,7 @@ class Linear(nn.Module):
 
     def __init__(self, shape: Shape, classes: int = 10) -> None:
         super().__init__()
+        self.architecture = {"kind": "linear", "shape": shape, "classes": classes}
         self.fc = nn.Linear(math.prod(shape), classes)
         nn.init.zeros_(self.fc.weight)
         nn.init.zeros_(self.fc.bias)
@@ -235,6 +244,33 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed GPUs
         return model(shape, classes)
+
+
+def architecture(model: nn.Module) -> dict[str, Any] | None:
+    """Return plain values from which `rebuild` makes a model of this module.
+
+    None for any other class of model, also for a subclass, because its code is not known here.
+    """
+    scaled = isinstance(model, Scaled)
+    inner: Any = model.model if isinstance(model, Scaled) else model
+    if type(inner) not in MODELS.values():
+        return None
+    group = any(isinstance(layer, nn.GroupNorm) for layer in inner.modules())
+    return {**inner.architecture, "scaled": scaled, "group_norm": group}
+
+
+def rebuild(table: Mapping[str, Any]) -> nn.Module:
+    """Return a model with the architecture that `architecture` described, in float64."""
+    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+    scaled, group = options.pop("scaled"), options.pop("group_norm")
+    maker: Any = MODELS[options.pop("kind")]
+    shape, classes = options.pop("shape"), options.pop("classes")
+    model = build(partial(maker, **options), shape, classes, seed=0)
+    model = (convert(model, "group") if group else model).double()
+    if not scaled:
+        return model
+    columns = torch.zeros(math.prod(table["shape"]), dtype=torch.float64)
+    return Scaled(model, columns, torch.ones_like(columns))
 
 
 def _image(shape: Shape, name: str, *, least: int) -> tuple[int, int, int]:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from fedshift.outcome.folder import Stored, StoredLabels, load
-from fedshift.outcome.results import ModelCandidate, Outcome, TabularOutcome
-from fedshift.outcome.weights import write_sample_weights
-
-__all__ = [
-    "ModelCandidate",
-    "Outcome",
-    "Stored",
-    "StoredLabels",
-    "TabularOutcome",
-    "load",
-    "write_sample_weights",
-]
+from fedshift.outcome.folder import SavedLabels as SavedLabels
+from fedshift.outcome.folder import SavedRun as SavedRun
+from fedshift.outcome.folder import load as load
+from fedshift.outcome.results import ModelCandidate as ModelCandidate
+from fedshift.outcome.results import Outcome as Outcome
+from fedshift.outcome.results import TabularOutcome as TabularOutcome

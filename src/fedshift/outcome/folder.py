@@ -1,72 +1,103 @@
-"""Write and read the folder of a `fedshift train` run.
+"""The folder of a run: `save` writes what `fedshift train` keeps, `load` reads any run.
 
-====================  ==========================================================================
-record.json           the record, from which the report is built
-encoder.json          how rows become numbers
-model.safetensors     parameters of the model
-model.json            class and sizes of the model
-reference.safetensors encoded deployment rows that the weights were estimated from, by site
-weights/SITE.parquet  a weight for every training row, for other learners
-labels.json           label distributions, calibration of the unweighted model (classification)
-erm.safetensors       parameters of the unweighted model, which estimates label distributions
-====================  ==========================================================================
+=====================  =========================================================================
+record.json            the record, from which the report is built
+report.html            the report
+model.safetensors      parameters of the model
+model.json             its architecture, and the classes and columns of training
+encoder.json           how rows become numbers
+support.safetensors    where the training rows lie
+reference.safetensors  encoded deployment rows that the weights were estimated from, by site
+weights/SITE.parquet   a weight for every training row, for other learners
+weights/refused/       weights that the no-harm test refused
+labels.json            label distributions, calibration of the unweighted model (classification)
+erm.safetensors        parameters of the unweighted model, which estimates label distributions
+=====================  =========================================================================
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from scipy.special import softmax
 from torch import nn
 
-from fedshift.core.files import read_json, write_json
+from fedshift.core.files import atomic_folder, write_json, write_text
 from fedshift.core.label import MLLSFit, mlls
-from fedshift.core.samples import Float64Array
+from fedshift.core.samples import Float64Array, FloatArray
 from fedshift.core.scaling import Calibration
-from fedshift.core.tensors import write_tensors
-from fedshift.data.tables import Encoded, Encoder
+from fedshift.core.tensors import read_tensors, write_tensors
+from fedshift.data.tables import Encoder
+from fedshift.data.tables.site_rows import FileRows
 from fedshift.errors import InputError
-from fedshift.learn.models import Scaled, build
+from fedshift.outcome.predictor import (
+    ENCODER,
+    MODEL,
+    SUPPORT,
+    TENSORS,
+    Predicting,
+    Predictor,
+    optional_json,
+)
 from fedshift.outcome.results import TabularOutcome
+from fedshift.outcome.weights import write_sample_weights
 
-RECORD, ENCODER, MODEL, LABELS = "record.json", "encoder.json", "model.json", "labels.json"
+RECORD, LABELS, REPORT = "record.json", "labels.json", "report.html"
+REFERENCE, ERM = "reference.safetensors", "erm.safetensors"
+#: all files of the folder, as patterns
+FILES = (
+    *(RECORD, LABELS, REPORT, REFERENCE, ERM, MODEL, TENSORS, ENCODER, SUPPORT),
+    "weights/*.parquet",
+)
 #: most deployment rows per site in reference.safetensors
 REFERENCE_ROWS = 5000
 
 
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """A run of `fedshift train`, read from its folder.
+@dataclass(frozen=True, eq=False, repr=False)
+class SavedRun(Predicting):
+    """A run, read from its folder.
 
     Attributes
     ----------
+    folder : Path
+    predictor : Predictor
+        The model with all that it needs to predict.
     record : mapping
-        See `fedshift.report.record`.
-    encoder : Encoder
-        Converts rows to numbers.
-    model : Module
-        Maps encoded rows to scores, in float64.
+        See `fedshift.report.record`; empty except for `fedshift train`.
     reference : mapping of site to ndarray
         Encoded deployment rows that the weights were estimated from.
-    labels : StoredLabels or None
-        Label distributions and the model that estimates new ones; None for regression.
+    labels : SavedLabels or None
+        Label distributions and the model that estimates new ones; None without classes.
     """
 
+    folder: Path
+    predictor: Predictor
     record: Mapping[str, Any]
-    encoder: Encoder
-    model: nn.Module
     reference: Mapping[str, Float64Array]
-    labels: StoredLabels | None
+    labels: SavedLabels | None
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """Converts rows of a table to numbers."""
+        return self.predictor.encoder
+
+    @property
+    def model(self) -> nn.Module:
+        """Maps encoded rows to scores."""
+        return self.predictor.model
+
+    def __repr__(self) -> str:
+        return f"SavedRun({self.folder}: {self.predictor!r})"
 
 
 @dataclass(frozen=True, eq=False)
-class StoredLabels:
+class SavedLabels:
     """Label distributions, and the model that estimates them from unlabelled rows.
 
     Attributes
@@ -107,89 +138,105 @@ class StoredLabels:
 
 
 def save(
-    folder: Path, record: Mapping[str, Any], encoded: Encoded, outcome: TabularOutcome
+    folder: Path,
+    record: Mapping[str, Any],
+    outcome: TabularOutcome,
+    predictor: Predictor,
+    *,
+    reference: Mapping[str, FloatArray],
+    file_rows: Mapping[str, FileRows],
+    report: str,
 ) -> Path:
-    """Write all files, the record last, and return its path."""
-    encoded.encoder.save(folder / ENCODER)
-    model = outcome.model
-    assert isinstance(model, Scaled)
-    sizes = {"columns": len(encoded.columns), "scores": max(1, len(encoded.classes))}
-    write_json(folder / MODEL, {"kind": outcome.chosen.fit.model, **sizes})
-    write_tensors(folder / "model.safetensors", model.state_dict())
-    shares = outcome.marginals
-    if shares is not None:
-        erm = outcome.candidates["erm"]
-        write_tensors(folder / "erm.safetensors", erm.model.state_dict())
-        labels = {
-            "kind": erm.fit.model,
-            "classes": [str(c) for c in encoded.classes],
-            "source": shares.source.tolist(),
-            "test": {n: q.tolist() for n, q in shares.test.items()},
-            "temperature": shares.calibration.temperature,
-            "bias": shares.calibration.bias.tolist(),
+    """Write all files, in place of an earlier run as a whole, and return the folder.
+
+    Parameters
+    ----------
+    reference : mapping of site to ndarray
+        Encoded deployment rows, of which at most `REFERENCE_ROWS` per site are written.
+    file_rows : mapping of site to FileRows
+        Where the training rows are in the site's files.
+    report : str
+        The page report.html.
+    """
+    with atomic_folder(folder, FILES) as new:
+        predictor.write(new)
+        shares = outcome.marginals
+        if shares is not None:
+            write_tensors(new / ERM, outcome.candidates["erm"].model.state_dict())
+            labels = {
+                "classes": [str(c) for c in predictor.classes],
+                "source": shares.source.tolist(),
+                "test": {n: q.tolist() for n, q in shares.test.items()},
+                "temperature": shares.calibration.temperature,
+                "bias": shares.calibration.bias.tolist(),
+            }
+            write_json(new / LABELS, labels)
+        rows = {
+            name: torch.as_tensor(np.array(x[_some(len(x))], dtype=np.float64))
+            for name, x in reference.items()
         }
-        write_json(folder / LABELS, labels)
-    rows = {
-        c.name: torch.as_tensor(np.array(c.test_x[_some(len(c.test_x))], dtype=np.float64))
-        for c in encoded.federation
-    }
-    write_tensors(folder / "reference.safetensors", rows)
-    outcome.write_weights(folder / "weights")
-    return write_json(folder / RECORD, record)
+        write_tensors(new / REFERENCE, rows)
+        for name, candidate in outcome.candidates.items():
+            chosen = name == outcome.choice
+            if chosen or candidate.weights is not None:
+                write_sample_weights(
+                    new / "weights" if chosen else new / "weights" / "refused",
+                    {n: file_rows[n].with_gaps(w) for n, w in candidate.sample_weights().items()},
+                    rows={n: file_rows[n].columns() for n in candidate.fit.losses},
+                )
+        write_json(new / RECORD, record)
+        write_text(new / REPORT, report)
+    return folder
 
 
-def load(folder: Path | str) -> Stored:
-    """Read the folder of a `fedshift train` run.
+def load(folder: Path | str, *, model: nn.Module | None = None) -> SavedRun:
+    """Read what a run wrote, to predict with it.
 
     Parameters
     ----------
     folder : path
-        The folder that `fedshift train -o` or `Trained.save` wrote.
-
-    Returns
-    -------
-    Stored
+        A folder that `fedshift train`, a run of `fedshift run`, the server of a deployment (its
+        ``record/``), or a method `save` wrote.
+    model : Module, optional
+        A module that gets the saved parameters. It is needed only for a model that is not one of
+        `fedshift.models`.
 
     Raises
     ------
     InputError
-        If the folder is not a run, or its record or model is missing.
+        If the folder is not a run, or a file is missing or damaged.
     """
     folder = Path(folder)
-    record, sizes = read_json(folder / RECORD), read_json(folder / MODEL)
-    if record is None or sizes is None:
+    if not (folder / TENSORS).exists() and (folder / "record" / TENSORS).exists():
+        folder = folder / "record"
+    if not (folder / TENSORS).exists():
         raise InputError(
-            f"{folder} must be a folder that 'fedshift train' wrote; got one without a complete "
-            f"{RECORD} and {MODEL}; run 'fedshift train SITES -o {folder}'"
+            f"{folder} must be a folder that 'fedshift train' or 'fedshift run' wrote at the end "
+            f"of a run; got one without {TENSORS}; run 'fedshift train SITES -o {folder}'"
         )
-    rows = {n: t.numpy() for n, t in load_file(folder / "reference.safetensors").items()}
-    return Stored(
-        record,
-        Encoder.load(folder / ENCODER),
-        _model(folder / "model.safetensors", sizes, sizes["kind"]),
-        rows,
-        _labels(folder, sizes),
+    predictor = Predictor.read(folder, model)
+    record, labels = optional_json(folder / RECORD), optional_json(folder / LABELS)
+    reference = read_tensors(folder / REFERENCE) if (folder / REFERENCE).exists() else {}
+    if predictor.encoder is not None and record is None:
+        raise InputError(f"{folder} must hold {RECORD}; got none; restore it from a copy")
+    return SavedRun(
+        folder=folder,
+        predictor=replace(predictor, sites=predictor.sites or tuple(reference)),
+        record=record or {},
+        reference={n: t.numpy() for n, t in reference.items()},
+        labels=None if labels is None else _labels(folder, labels, predictor.model),
     )
 
 
-def _model(path: Path, sizes: Mapping[str, Any], kind: str) -> nn.Module:
-    inner = build(kind, (sizes["columns"],), sizes["scores"], seed=0).double()
-    ends = torch.zeros(sizes["columns"], dtype=torch.float64)
-    model = Scaled(inner, ends, torch.ones_like(ends))
-    model.load_state_dict(load_file(path))
-    return model.eval()
-
-
-def _labels(folder: Path, sizes: Mapping[str, Any]) -> StoredLabels | None:
-    labels = read_json(folder / LABELS)
-    if labels is None:
-        return None
-    return StoredLabels(
-        tuple(labels["classes"]),
-        np.array(labels["source"]),
-        {n: np.array(q) for n, q in labels["test"].items()},
-        Calibration(labels["temperature"], np.array(labels["bias"])),
-        _model(folder / "erm.safetensors", sizes, labels["kind"]),
+def _labels(folder: Path, table: Mapping[str, Any], model: nn.Module) -> SavedLabels:
+    unweighted = copy.deepcopy(model)
+    unweighted.load_state_dict(read_tensors(folder / ERM))
+    return SavedLabels(
+        tuple(table["classes"]),
+        np.array(table["source"]),
+        {n: np.array(q) for n, q in table["test"].items()},
+        Calibration(table["temperature"], np.array(table["bias"])),
+        unweighted,
     )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
-from fedshift.learn.evaluate import Evaluation
+from fedshift.learn.evaluate import Evaluation, predict
 from fedshift.learn.forecast import Forecast
 from fedshift.learn.gate import Gate
+from fedshift.outcome.predictor import Predicting, Predictor
 from fedshift.outcome.weights import write_sample_weights
 
 if TYPE_CHECKING:  # a deployment's server, in fedshift.federation, saves its model by this package
@@ -29,8 +31,8 @@ if TYPE_CHECKING:  # a deployment's server, in fedshift.federation, saves its mo
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """A trained federation.
+class Outcome(Predicting):
+    """A trained federation, which also predicts (`Predicting`).
 
     Attributes
     ----------
@@ -53,6 +55,8 @@ class Outcome:
         `shared` or `folder`; 0 for ERM.
     reason : str
         Why the estimator chose its ratios (`FederatedAuto.reason_`); empty for other estimators.
+    columns : tuple of str or None
+        Columns of the rows, if clients had names for them.
     """
 
     task: Task
@@ -65,6 +69,27 @@ class Outcome:
     seconds: float
     ratio_seconds: float = 0.0
     reason: str = ""
+    columns: tuple[str, ...] | None = None
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The model with all that it needs to predict."""
+        model, rows = self.model().cpu(), self.task.x[:1]
+        local: dict[str, dict[str, Tensor]] = {}
+        if self.task.plan.norm == "local":
+            shared = model.state_dict()
+            for site in self.task.names:
+                own = self.model(site).cpu().state_dict()
+                local[site] = {n: t for n, t in own.items() if not t.equal(shared[n])}
+        outputs = predict(model, rows).shape[-1]
+        return Predictor(
+            model=model,
+            shape=tuple(rows.shape[1:]),
+            classes=() if self.task.y.is_floating_point() else tuple(range(outputs)),
+            sites=self.task.names,
+            columns=self.columns,
+            local=local,
+        )
 
     def model(self, client: str | None = None) -> nn.Module:
         """Return the trained model in evaluation mode.
@@ -108,10 +133,16 @@ class ModelCandidate:
     def __repr__(self) -> str:
         return f"ModelCandidate({self.name}: {self.fit})"
 
+    def sample_weights(self) -> dict[str, Float64Array]:
+        """Weights of the training rows by site; 1 for ERM."""
+        if self.weights is None:
+            return {n: np.ones(len(v)) for n, v in self.fit.losses.items()}
+        return {n: np.array(w.values) for n, w in self.weights.items()}
+
 
 @dataclass(frozen=True, eq=False)
-class TabularOutcome:
-    """A trained federation of tables, with the reasons for each choice.
+class TabularOutcome(Predicting):
+    """A trained federation of tables, with the reasons for each choice, which also predicts.
 
     Attributes
     ----------
@@ -136,6 +167,10 @@ class TabularOutcome:
     objective : str
     seed : int
     seconds : float
+    shape : tuple of int
+        Shape of a row.
+    columns : tuple of str or None
+        Columns of the rows, if clients had names for them.
     """
 
     candidates: Mapping[str, ModelCandidate]
@@ -149,6 +184,21 @@ class TabularOutcome:
     objective: str
     seed: int
     seconds: float
+    shape: tuple[int, ...]
+    columns: tuple[str, ...] | None = None
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The chosen model with all that it needs to predict."""
+        fit = self.chosen.fit
+        outputs = next(iter(fit.held_out.values())).shape[1]
+        return Predictor(
+            model=self.model,
+            shape=tuple(self.shape),
+            classes=() if self.forecast.figure == "mse" else tuple(range(outputs)),
+            sites=tuple(fit.losses),
+            columns=self.columns,
+        )
 
     @property
     def choice(self) -> str:
@@ -186,17 +236,11 @@ class TabularOutcome:
 
     def sample_weights(self) -> dict[str, Float64Array]:
         """Training weights of the chosen model by site; 1 for ERM."""
-        chosen = self.chosen
-        sizes = {n: len(v) for n, v in chosen.fit.losses.items()}
-        if chosen.weights is None:
-            return {n: np.ones(m) for n, m in sizes.items()}
-        return {n: np.array(w.values) for n, w in chosen.weights.items()}
+        return self.chosen.sample_weights()
 
-    def write_weights(
-        self, folder: Path | str, *, rows: Mapping[str, Any] | None = None
-    ) -> dict[str, Path]:
+    def write_weights(self, folder: Path | str) -> dict[str, Path]:
         """Write `sample_weights` to a Parquet file for every site (`write_sample_weights`)."""
-        return write_sample_weights(folder, self.sample_weights(), rows=rows)
+        return write_sample_weights(folder, self.sample_weights())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything except models and rows, ready for JSON."""

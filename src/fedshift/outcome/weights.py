@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,18 @@ def write_sample_weights(
     folder: Path | str,
     weights: Mapping[str, Weights | npt.ArrayLike],
     *,
-    rows: Mapping[str, Sequence[Any] | npt.NDArray[Any]] | None = None,
+    rows: Mapping[str, Mapping[str, Sequence[Any] | npt.NDArray[Any]]] | None = None,
 ) -> dict[str, Path]:
-    """Write a Parquet file for every site, with columns ``row`` and ``sample_weight``.
+    """Write a Parquet file for every site: columns that identify rows, and ``sample_weight``.
 
     Parameters
     ----------
     folder : Path
         Folder for ``<site>.parquet``. Each file is complete or absent.
     weights : mapping of site to Weights or (n,)
-        Weight of each of the site's n training rows.
-    rows : mapping of site to ids (n,), optional
-        Ids of the rows; their positions by default.
+        Weight of each of the site's n training rows; NaN, written as null, for a row without one.
+    rows : mapping of site to columns (n,), optional
+        Columns that identify the rows; by default ``row``, their positions.
 
     Returns
     -------
@@ -39,31 +40,48 @@ def write_sample_weights(
     Raises
     ------
     InputError
-        If pyarrow is missing, if a site's ids and weights differ in number, or if two sites would
-        get the same file name.
+        If pyarrow is missing, a site's ids and weights differ in number, or two sites would get the
+        same file name.
     """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError(
-            f"writing Parquet needs pyarrow, which is not installed; {install_hint('tables')}"
-        ) from None
+    check_pyarrow()
     paths = {name: Path(folder) / f"{_file_name(name)}.parquet" for name in weights}
     if len(set(paths.values())) < len(paths):
         raise InputError(f"two sites get the same file name; got sites {list(weights)}; rename one")
     for name, weight in weights.items():
         values = np.asarray(weight, dtype=np.float64)
-        ids = np.arange(len(values)) if rows is None else rows[name]
-        if values.shape != (len(ids),):
-            raise InputError(
-                f"site {name!r}: weights must be one per row; got shape {values.shape} for "
-                f"{len(ids)} rows"
-            )
-        table = pyarrow.table({"row": pyarrow.array(ids), "sample_weight": values})
-        with atomic_path(paths[name]) as temporary:
-            parquet.write_table(table, temporary)
+        ids = {"row": np.arange(len(values))} if rows is None else rows[name]
+        for column in ids.values():
+            if values.shape != (len(column),):
+                raise InputError(
+                    f"site {name!r}: weights must be one per row; got shape {values.shape} for "
+                    f"{len(column)} rows"
+                )
+        write_parquet(paths[name], {**ids, "sample_weight": values})
     return paths
+
+
+def check_pyarrow() -> None:
+    """Raise unless pyarrow is installed."""
+    if find_spec("pyarrow") is None:
+        raise InputError(
+            f"Parquet files need pyarrow, which is not installed; {install_hint('tables')}"
+        )
+
+
+def write_parquet(path: Path, columns: Mapping[str, Any]) -> Path:
+    """Write columns to a Parquet file; NaN becomes null."""
+    import pyarrow
+    from pyarrow import parquet
+
+    arrays = {
+        name: values
+        if isinstance(values, pyarrow.ChunkedArray)
+        else pyarrow.array(values, from_pandas=True)
+        for name, values in columns.items()
+    }
+    with atomic_path(path) as temporary:
+        parquet.write_table(pyarrow.table(arrays), temporary)
+    return path
 
 
 def _file_name(site: str) -> str:

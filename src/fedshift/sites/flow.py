@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from fedshift.data.tables.cells import quote
 from fedshift.diagnose import Diagnosis, Drift, diagnose, drift
 from fedshift.diagnose.drift_check import UpdatedLabelDistribution
 from fedshift.errors import InputError
-from fedshift.outcome import StoredLabels, TabularOutcome
-from fedshift.outcome.folder import ENCODER, load, save
+from fedshift.outcome import SavedLabels, TabularOutcome
+from fedshift.outcome.folder import load, save
+from fedshift.outcome.predictor import ENCODER, Predicting, Predictor
+from fedshift.outcome.support import Support
+from fedshift.report.build import build_report
 from fedshift.sites import record
 from fedshift.tabular import fit_tables
 
@@ -52,8 +56,8 @@ class Examined:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """A model trained on site files, with the diagnosis and all results.
+class Trained(Predicting):
+    """A model trained on site files, with the diagnosis and all results, which also predicts.
 
     Attributes
     ----------
@@ -61,11 +65,25 @@ class Trained:
     outcome : TabularOutcome
     options : mapping
         Settings of the training.
+    support : Support
+        Where the training rows lie.
     """
 
     examined: Examined
     outcome: TabularOutcome
     options: Mapping[str, Any]
+    support: Support
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The chosen model with all that it needs to predict rows of a table."""
+        encoded = self.examined.encoded
+        return replace(
+            self.outcome.predictor,
+            classes=encoded.classes,
+            encoder=encoded.encoder,
+            support=self.support,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `fedshift report` reads."""
@@ -87,12 +105,24 @@ class Trained:
         ]
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the record, the model, the encoder, and weights for other learners.
+        """Write record, report, model, encoder, and weights for other learners.
+
+        A folder that this method or `fedshift train` wrote is replaced as a whole. Any other folder
+        that is not empty is refused.
 
         The folder holds no raw rows. It holds up to `fedshift.outcome.folder.REFERENCE_ROWS`
         encoded deployment rows of each site, with which `since` compares new rows.
         """
-        return save(Path(folder), self.to_dict(), self.examined.encoded, self.outcome)
+        results = self.to_dict()
+        return save(
+            Path(folder),
+            results,
+            self.outcome,
+            self.predictor,
+            reference=self.examined.encoded.federation.test,
+            file_rows=self.examined.sites.file_rows,
+            report=build_report(results),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +216,12 @@ def train(
     outcome = fit_tables(encoded.federation, base=encoded.weights, **options)
     for name, sums in encoded.sums.items():
         outcome.ledger.add(name, "share.encoding", up=sums.up)
-    return Trained(examined, outcome, options)
+    rows = encoded.federation.train.values()
+    measured = np.concatenate([encoded.encoder.measured(np.asarray(x, float)) for x in rows])
+    support = Support.of(measured)
+    for name in encoded.federation.train:
+        outcome.ledger.add(name, "share.encoding", up=support.bytes_sent)
+    return Trained(examined, outcome, options, support)
 
 
 def since(
@@ -220,6 +255,7 @@ def since(
     old, labels = Path(before), None
     if (old / ENCODER).is_file():
         run = load(old)
+        assert run.encoder is not None
         encoder = run.encoder
         if modern_sites_record(run.record)["shift_type"] == "label":
             labels = run.labels
@@ -256,7 +292,7 @@ def since(
     return Since(Drift(tuple(sites)), labels.class_weights(now), tuple(sorted(absent)))
 
 
-def _updated(labels: StoredLabels, site: str, x: Float64Array) -> UpdatedLabelDistribution:
+def _updated(labels: SavedLabels, site: str, x: Float64Array) -> UpdatedLabelDistribution:
     fit = labels.update(site, x)
     return UpdatedLabelDistribution(
         classes=labels.classes,

@@ -144,6 +144,8 @@ def fit_tables(
         objective=objective,
         seed=seed,
         seconds=time.perf_counter() - begin,
+        shape=federation[0].x.shape[1:],
+        columns=federation.columns,
     )
 
 

@@ -90,7 +90,7 @@ def parse_table(text: str, settings: TableSettings, name: str, notes: list[str])
             f"{name}: left out {count_rows(len(empty))} without content, the first in line "
             f"{empty[0]}."
         )
-    return TextTable(name, columns, lines, has_header, tuple(notes), "line")
+    return TextTable(name, columns, lines, has_header, tuple(notes), "line", tuple(empty))
 
 
 def _rows(text: str, separator: str, name: str) -> Iterator[tuple[int, list[str]]]:

@@ -167,6 +167,46 @@ class Encoder:
         x = self.numbers(part, site, notes)
         return EncodedRows(x=x, labels=part.labels, notes=tuple(dict.fromkeys(notes)))
 
+    def rows_of(self, table: TextTable, notes: list[str]) -> SiteRows:
+        """Return the rows of a new table, which must have every column that the model reads.
+
+        Raises
+        ------
+        InputError
+            If such a column is absent. The message names it.
+        """
+        known = match_names(table, self.schema.names).columns
+        absent = [c.feature for c in self.codes if c.feature not in known]
+        if absent:
+            raise InputError(
+                f"{table.name} must have every column that the model reads; got no "
+                f"{quote(absent, 20)}; add {'it' if len(absent) == 1 else 'them'}; empty cells "
+                "count as missing"
+            )
+        return self._part(table, table.name, notes)
+
+    def measured(self, x: Float64Array) -> Float64Array:
+        """Return the numeric columns of encoded rows in their own units; NaN if marked missing."""
+        out, at = [np.empty((len(x), 0))], 0
+        for code in self.codes:
+            end = at + len(code.names())
+            if code.sd:
+                gaps = x[:, end - 1] == 1 if code.missing else np.zeros(len(x), dtype=bool)
+                out.append(np.where(gaps, np.nan, x[:, at] * code.sd + code.mean)[:, None])
+            at = end
+        return np.concatenate(out, axis=1)
+
+    def new_words(self, part: SiteRows) -> list[str]:
+        """Return for each row the categories that no training row has, as "ward=ICU"."""
+        out = [""] * len(part)
+        for f in (self.schema[c.feature] for c in self.codes):
+            known = {None, *f.levels}
+            values = part.columns[f.name].tolist() if f.kind == "categorical" else []
+            for i, word in enumerate(values):
+                if word not in known:
+                    out[i] += f"{'; ' if out[i] else ''}{f.name}={word}"
+        return out
+
     def read(self, path: str | os.PathLike[str]) -> dict[str, EncodedRows]:
         """Return new deployment rows from files as numbers, by site.
 
@@ -287,12 +327,12 @@ class Encoder:
             If the file cannot be read or holds no encoder.
         """
         try:
-            table = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:  # an InputError is a ValueError
             raise InputError(
-                f"{path} must hold an encoder as JSON; {error}; save it again"
+                f"{path} must hold an encoder as JSON; {error}; restore the file from a copy, or "
+                "write its folder again"
             ) from None
-        return cls.from_dict(table)
 
 
 def _new_values(code: Code, values: npt.NDArray[Any], feature: Feature, site: str) -> list[str]:

@@ -53,6 +53,36 @@ class SiteRows:
         return f"SiteRows({n} rows, {known} labelled, {len(self.columns)} columns)"
 
 
+@dataclass(frozen=True, eq=False)
+class FileRows:
+    """Where the training rows of a site are in its files, unlabelled rows included.
+
+    Attributes
+    ----------
+    file : tuple of str (n,)
+        Name of the file of each row.
+    row : ndarray (n,)
+        Number of the row in its file, from 0, without the header: the index that
+        `pandas.read_csv` gives it.
+    labelled : ndarray (n,)
+        Whether the row has a label, and so a weight.
+    """
+
+    file: tuple[str, ...]
+    row: npt.NDArray[np.intp]
+    labelled: npt.NDArray[np.bool_]
+
+    def columns(self) -> dict[str, Sequence[Any] | npt.NDArray[Any]]:
+        """Return the columns that identify a row: `row`, after `file` if there are several."""
+        return {**({"file": self.file} if len(set(self.file)) > 1 else {}), "row": self.row}
+
+    def with_gaps(self, values: Float64Array) -> Float64Array:
+        """Return the values of the labelled rows, with NaN for the other rows."""
+        out = np.full(len(self.row), np.nan)
+        out[self.labelled] = values
+        return out
+
+
 def isna(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return a mask of the missing values of a column."""
     if values.dtype.kind == "f":

@@ -23,7 +23,14 @@ from fedshift.data.tables.partition import Slice, partition_rows
 from fedshift.data.tables.read import read_table
 from fedshift.data.tables.schema import Feature, Schema
 from fedshift.data.tables.settings import TableSettings
-from fedshift.data.tables.site_rows import SiteRows, build_rows, fix_commas, isna, read_labels
+from fedshift.data.tables.site_rows import (
+    FileRows,
+    SiteRows,
+    build_rows,
+    fix_commas,
+    isna,
+    read_labels,
+)
 from fedshift.data.tables.target import Target, infer_target
 from fedshift.data.tables.text_table import TextTable
 from fedshift.errors import InputError, install_hint, option
@@ -52,6 +59,8 @@ class Sites:
         Training rows, all labelled.
     deploy : mapping of site to SiteRows
         Rows that the model will be used on, labelled or not.
+    file_rows : mapping of site to FileRows
+        Where the training rows are in the files.
     notes : tuple of str
         One sentence for each guess, each column or row left out, and each value treated as missing.
     """
@@ -60,6 +69,7 @@ class Sites:
     schema: Schema
     train: Mapping[str, SiteRows]
     deploy: Mapping[str, SiteRows]
+    file_rows: Mapping[str, FileRows]
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -150,7 +160,7 @@ class Sites:
         slices, split_notes = partition_rows(sources, roles, settings)
         notes += [n for t in tables for n in t.notes] + name_notes + role_notes + split_notes
         target, target_notes = _target(slices, roles, settings)
-        slices = _drop_unlabelled(slices, target, notes)
+        slices, file_rows = _drop_unlabelled(slices, target, notes)
         features, dropped = _features(slices, roles, settings, notes)
         settings = replace(
             settings, label=roles.label, site=roles.site, split=roles.split, drop=roles.drop
@@ -167,7 +177,14 @@ class Sites:
         )
         _note_missing(slices, schema, notes)
         notes = list(dict.fromkeys(notes))
-        return cls(names=names, schema=schema, train=train, deploy=deploy, notes=tuple(notes))
+        return cls(
+            names=names,
+            schema=schema,
+            train=train,
+            deploy=deploy,
+            file_rows=file_rows,
+            notes=tuple(notes),
+        )
 
     def encode(self, *, indicators: bool = True) -> Encoded:
         """Return a federation of numbers; see `fedshift.data.tables.encode.encode`."""
@@ -233,15 +250,24 @@ def _target(
     return infer_target(roles.label, [c.counts() for c in cells if c is not None], settings)
 
 
-def _drop_unlabelled(slices: Sequence[Slice], target: Target, notes: list[str]) -> list[Slice]:
-    """Drop the training rows that have no label; add a note for each site."""
+def _drop_unlabelled(
+    slices: Sequence[Slice], target: Target, notes: list[str]
+) -> tuple[list[Slice], dict[str, FileRows]]:
+    """Drop the training rows without a label, with a note per site; return all places in files."""
     out, usable, lost = [], Counter[str](), Counter[str]()
+    places: dict[str, FileRows] = {}
     for p in slices:
         if p.part == "train":
             values = read_labels(p, target)
             good = ~np.isnan(values) if target.task == "regression" else values >= 0
             lost[p.site] += int((~good).sum())
             usable[p.site] += int(good.sum())
+            old = places.get(p.site, FileRows((), np.empty(0, np.intp), np.empty(0, bool)))
+            places[p.site] = FileRows(
+                old.file + (p.table.name,) * len(p),
+                np.append(old.row, p.table.file_rows[p.rows]),
+                np.append(old.labelled, good),
+            )
             p = replace(p, rows=p.rows[good])
         if len(p):
             out.append(p)
@@ -254,7 +280,7 @@ def _drop_unlabelled(slices: Sequence[Slice], target: Target, notes: list[str]) 
         if lost[site]:
             text = count_rows(lost[site], "training")
             notes.append(f"Site {site!r}: left out {text} without a usable label.")
-    return out
+    return out, places
 
 
 def _features(

@@ -64,6 +64,8 @@ class TextTable:
     notes : tuple of str
     unit : str
         What `lines` counts: "line" for text files, else "row".
+    empty : tuple of int
+        Lines without content, which are no rows of the table but still rows of the file.
     """
 
     name: str
@@ -72,6 +74,12 @@ class TextTable:
     has_header: bool = True
     notes: tuple[str, ...] = ()
     unit: str = "row"
+    empty: tuple[int, ...] = ()
+
+    @property
+    def file_rows(self) -> Index:
+        """Number (n,) of each row in the file, from 0, as `pandas.read_csv` counts."""
+        return np.asarray(np.arange(len(self)) + np.searchsorted(self.empty, self.lines))
 
     @classmethod
     def of(cls, rows: Any, name: str) -> Self:
