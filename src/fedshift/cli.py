@@ -533,7 +533,7 @@ def _compare(args: argparse.Namespace) -> int:
         known=known,
         needed=not studies,
     )
-    sheets = [sheet for c in comparisons for sheet in (c.sheet(), c.further())] + studies
+    sheets = [comparison.sheet() for comparison in comparisons] + studies
     if args.curves is not None:
         _draw_curves([sheet for sheet in sheets if sheet.curves], args.curves)
     if path is not None:

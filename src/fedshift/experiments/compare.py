@@ -211,18 +211,6 @@ class MethodComparison(ByName[MethodRow]):
             curves={name: c for name, c in curves.items() if c is not None},
         )
 
-    def further(self) -> Sheet:
-        """A table of the scores beside the main one; "–" where older runs did not record them."""
-        names, figure = FIGURES[self.figure], self.figure
-        return Sheet(
-            title=f"Further scores ({self.recipe}): means over clients, then over seeds",
-            header=("method", *names.values()),
-            rows=tuple(
-                (row.method, *(figure_text(figure, n, row.mean_of(n)) for n in names))
-                for row in self.rows
-            ),
-        )
-
     def by_client(self) -> Sheet:
         """A table of the first `MAX_CLIENTS` clients, for the first seed of each method."""
         show, clients = formatter(self.figure), self.rows[0].runs[0].result["clients"]
@@ -263,6 +251,10 @@ class MethodComparison(ByName[MethodRow]):
         out["n"] = [str(len(row.runs)) for row in rows]
         out["worst"] = [show(row.worst) for row in rows]
         out["best"] = [show(row.best) for row in rows]
+        for name, heading in FIGURES[self.figure].items():
+            means = [row.mean_of(name) for row in rows]
+            if name != self.figure and any(mean is not None for mean in means):
+                out[heading] = [figure_text(self.figure, name, mean) for mean in means]
         out["seconds"] = [f"{row.seconds:.1f}" for row in rows]
         if self.published:
             out["verdict"] = [summary(row.verdicts) for row in rows]

@@ -138,7 +138,7 @@ def run(
             console.print(f"[green]✓[/] {prefix}{escape(_sentence(result))}", highlight=False)
             advance(done)
     for comparison in compare([folder.path for folder in todo], known=[recipe], needed=False):
-        sheets = [comparison.sheet(), comparison.further()]
+        sheets = [comparison.sheet()]
         if all(len(row.runs) == 1 for row in comparison.rows):
             sheets.append(comparison.by_client())
         text = render(sheets, verbose=verbose)
