@@ -28,7 +28,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from typing import Any
 import torch
 
 from fedshift import __version__
-from fedshift.core.files import atomic_path, locked, write_text
+from fedshift.core.files import atomic_path, write_text
 from fedshift.core.tensors import write_tensors
 from fedshift.core.weights import Weights
 from fedshift.errors import InputError, OutputError
@@ -119,12 +118,8 @@ class RunFolder:
                 "another folder with --out, or replace the run with --fresh"
             )
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder; `InUseError` names the process that works in it."""
-        return locked(self.path, advice="wait until it ends, or choose another folder with --out")
-
     def begin(self, *, fresh: bool = False) -> None:
-        """Prepare the folder for a new run, or to continue the run in it.
+        """Prepare the folder, which this process has locked, to begin or continue its run.
 
         Parameters
         ----------
