@@ -315,7 +315,7 @@ def test_small_steps_take_one_thread_and_large_ones_all(
     torch.set_num_threads(2)
     try:
         engine(task).advance(1)
-        monkeypatch.setattr("fedshift.core.threads.SMALL", 31)
+        monkeypatch.setattr("fedshift.federation.engine.STEP", 31)
         engine(task).advance(1)
     finally:
         torch.set_num_threads(before)

@@ -27,20 +27,20 @@ class ByName(Mapping[str, V]):
     _entries: ClassVar[str]
     _key: ClassVar[str]
 
+    @property
     def _by_name(self) -> Mapping[str, Any]:
         return {getattr(entry, self._key): entry for entry in getattr(self, self._entries)}
 
     def __getitem__(self, name: str) -> V:
         """Return the entry of a name; `UnknownName`, a `KeyError`, lists the names."""
-        entries = self._by_name()
-        if name not in entries:
-            raise UnknownName(f"the {self._key} must be {nearest(name, entries)}")
-        entry: V = entries[name]
+        if name not in self._by_name:
+            raise UnknownName(f"the {self._key} must be {nearest(name, self._by_name)}")
+        entry: V = self._by_name[name]
         return entry
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
-        return iter(self._by_name())
+        return iter(self._by_name)
 
     def __len__(self) -> int:
         """Return the number of entries."""

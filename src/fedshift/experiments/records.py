@@ -27,7 +27,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,9 @@ from typing import Any
 import torch
 
 from fedshift import __version__
-from fedshift.core.files import atomic_path, locked, read_json, to_json, write_json, write_text
+from fedshift.core.files import atomic_path, read_json, to_json, write_json, write_text
 from fedshift.core.weights import Weights
-from fedshift.errors import InputError, OutputError, option
+from fedshift.errors import InputError, OutputError
 from fedshift.experiments.recipe import Recipe
 from fedshift.outcome import Outcome
 
@@ -117,12 +116,8 @@ class RunFolder:
                 "another folder with --output, or replace the run with --fresh"
             )
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder; `InUseError` names the process that works in it."""
-        return locked(self.path, advice=f"wait until it ends, or change {option('output')}")
-
     def begin(self, *, fresh: bool = False, commit: str | None = None) -> None:
-        """Prepare the folder for a new run, or to continue the run in it.
+        """Prepare the folder, which this process has locked, to begin or continue its run.
 
         Parameters
         ----------

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedshift.core.device import check_device
+from fedshift.core.files import locked
 from fedshift.data.federation import Federation
 from fedshift.data.sources import Images, available
 from fedshift.errors import FedshiftWarning, InputError, TrainingDiverged
@@ -25,6 +26,9 @@ from fedshift.federation.client_weights import Ratios
 from fedshift.progress import bar
 from fedshift.report.comparison import render
 from fedshift.workflow import run as run_workflow
+
+#: what to do if another process works in the folder of a run
+ADVICE = "wait until it ends, or choose another folder with --output"
 
 
 @dataclass
@@ -123,7 +127,7 @@ def run(
                 prefix = "finished before: "
             else:
                 try:
-                    with folder.locked():
+                    with locked(folder.path, advice=ADVICE):
                         folder.begin(fresh=fresh, commit=commit)
                         result = _run_one(folder, cache)
                 except TrainingDiverged as error:

@@ -96,6 +96,7 @@ class Spectra(ByName[Spectrum]):
 
     clients: Mapping[str, Spectrum]
 
+    @property
     def _by_name(self) -> Mapping[str, Spectrum]:
         return self.clients
 

@@ -158,11 +158,8 @@ class Schema(ByName[Feature]):
         return f"Schema({self.target!r}; {parts} features, {len(self.dropped)} columns left out)"
 
     @cached_property
-    def _features(self) -> dict[str, Feature]:
-        return {f.name: f for f in self.features}
-
     def _by_name(self) -> Mapping[str, Feature]:
-        return self._features
+        return {f.name: f for f in self.features}
 
     @property
     def names(self) -> tuple[str, ...]:
