@@ -151,7 +151,7 @@ def test_options_of_a_network_are_checked_before_any_work(options: dict[str, Any
         {"model": lambda shape, classes: __import__("torch").nn.Linear(shape[0], classes + 1)},
         {"validation": 0.999},
     ],
-    ids=str,
+    ids=["kl", "cross-fitted kl", "lr", "seed", "model name", "model outputs", "validation"],
 )
 def test_options_of_a_run_are_checked_before_ratios(
     options: dict[str, Any], federation: fs.Federation
