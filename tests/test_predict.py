@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -492,3 +493,36 @@ def test_recipe_runs_predict(
             assert np.abs(one - other).max() > 1e-4
             assert run("predict", folder, tmp_path / "x.npz") == 1
             assert "--site" in capsys.readouterr().err
+
+
+# -- README --------------------------------------------------------------------------------------
+
+
+def test_the_commands_of_the_readme_lead_from_files_to_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs the block below the heading word for word, on files as it names them."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    _, _, part = readme.partition("## From a folder of site files to a decision")
+    block = part.partition("```bash\n")[2].partition("```")[0]
+    commands = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert [c[:2] for c in commands] == [
+        ["fedshift", word] for word in ("diagnose", "train", "predict", "diagnose")
+    ]
+    monkeypatch.chdir(tmp_path)
+    for seed, site in enumerate(("north", "south")):
+        for folder, name, shift in (
+            ("sites", "train", 0),
+            ("sites", "deploy", 10),
+            ("new", "deploy", 20),
+        ):
+            (tmp_path / folder / site).mkdir(parents=True, exist_ok=True)
+            frame = rows(90, seed + shift).rename(columns={"label": "ill"})
+            frame.to_csv(tmp_path / folder / site / f"{name}.csv", index=False)
+    rows(30, 40).drop(columns="label").to_csv("new.csv", index=False)
+    for command in commands:
+        assert run(*command[1:]) == 0
+    assert (tmp_path / "run" / "report.html").is_file()
+    predicted = pd.read_csv("predicted.csv")
+    assert len(predicted) == 30
+    assert set(predicted["prediction"]) <= {"ill", "well"}
