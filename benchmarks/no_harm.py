@@ -27,7 +27,7 @@ Bars, stated before the measurement:
 - harm: for every table and regime, ERM's mean accuracy minus the gated one's, over the splits, is
   at most .005 (accuracy is the mean over sites; for numbers it is the explained share of the
   variance of all labels);
-- gain: under label shift, the gated gain over ERM is at least 65 % of the exact-ratio gain, both
+- gain: under label shift, the gated gain over ERM is at least 80 % of the exact-ratio gain, both
   summed over the tables' means; the share of every table is printed too;
 - test labels are never read before the end: with shuffled ones all choices and forecasts are the
   same;
@@ -38,9 +38,10 @@ The constants of `fedshift.federation.shift_type` were chosen on seeds 100 to 14
 tables and regimes; those of overlap and of inconclusive shift types on seeds 100 to 113. The
 figures are of seeds 1000 to 1049.
 
-Until the gate required an interval wholly below zero, harm had the bar .01 and gain 80 %. On seeds
-100 to 113 the interval took a fifth of the gain under label shift (+.049 to +.040 a table), and the
-largest mean harm of a table and regime fell from .029 to 0.
+Harm had the bar .01 before the gate required an interval wholly below zero. On seeds 100 to 113
+that interval took a fifth of the gain under label shift (+.049 to +.040 a table), and the largest
+mean harm of a table and regime fell from .029 to 0. So the bar of harm is lower now, and that of
+gain is missed: the frontier shows that no level of the interval meets both.
 """
 
 from __future__ import annotations
@@ -310,7 +311,7 @@ def bars(rows: list[dict[str, Any]]) -> tuple[list[Bar], dict[str, Any]]:
     possible = {name: m["exact"] - m["erm"] for name, m in label.items()}
     share = sum(m["gain"] for m in label.values()) / sum(possible.values())
     each = ", ".join(f"{n} {m['gain']:+.3f} of {possible[n]:+.3f}" for n, m in label.items())
-    out.append(Bar("share of the exact gain under label shift", share, 0.65, ">=", each))
+    out.append(Bar("share of the exact gain under label shift", share, 0.8, ">=", each))
     sites = [
         f
         for r in rows
