@@ -89,7 +89,9 @@ def test_the_diagnosis_is_a_value(diagnosis):
 
 
 def test_frames_have_a_row_a_comparison(diagnosis):
-    frame = diagnosis.to_frame()
+    import pandas
+
+    frame = pandas.DataFrame(diagnosis.to_records())
     assert list(frame["site"])[:4] == ["calm", "label", "covariate", "odd"]
     assert len(frame) == len(diagnosis.sites) + len(diagnosis.between) == 8
     assert set(frame["status"]) <= {

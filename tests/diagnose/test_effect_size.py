@@ -63,15 +63,15 @@ def test_effects_of_two_gaussians():
     rng = np.random.default_rng(3)
     target = np.arange(2 * n) >= n
     result = effect(rng.standard_normal(2 * n) + d * target, target)
-    assert result.auc == pytest.approx(norm.cdf(d / math.sqrt(2)), abs=0.01)
-    assert result.low < result.auc < result.high
+    assert result["auc"] == pytest.approx(norm.cdf(d / math.sqrt(2)), abs=0.01)
+    assert result["low"] < result["auc"] < result["high"]
 
 
 def test_the_interval_without_a_difference_holds_one_half():
     rng = np.random.default_rng(4)
     target = rng.random(2000) < 0.3
     result = effect(rng.standard_normal(2000), target)
-    assert result.low < 0.5 < result.high
+    assert result["low"] < 0.5 < result["high"]
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])

@@ -48,7 +48,8 @@ FTW = { mean = 0.6, clients = { client-1 = [0.6, 0.1] } }
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of four finished runs."""
     out = tmp_path_factory.mktemp("runs")
-    run(Recipe.parse(TEXT, name="my/own"), out, console=Console(file=io.StringIO()))
+    recipe = Recipe.recorded(f'name = "my/own"\n{TEXT}', file="mine.toml")
+    run(recipe, out, console=Console(file=io.StringIO()))
     return out
 
 

@@ -46,7 +46,7 @@ ERM = { mean = 0.50, worst = 0.35 }
 
 
 def mine(text: str = TEXT + PUBLISHED) -> Recipe:
-    return Recipe.parse(text, name="my/own", file="mine.toml")
+    return Recipe.recorded(f'name = "my/own"\n{text}', file="mine.toml")
 
 
 def made(
@@ -271,7 +271,7 @@ def test_a_verdict_for_every_published_client(tmp_path: Path) -> None:
     row = one(tmp_path, published=True)["FTW"]
     # c0 is two sd below; nobody ran c7, and nobody reported c2; no check saw test labels
     assert row.verdicts == {"mean": "below by .240", "c0": "reached", "c1": "reached"}
-    told = Recipe.parse((TEXT + CLIENTS).replace("0.70, 0.01", "0.7, 0.0092"), name="my/own")
+    told = mine((TEXT + CLIENTS).replace("0.70, 0.01", "0.7, 0.0092"))
     row = compare([tmp_path], published=True, known=[told])[0]["FTW"]
     assert row.verdicts["c0"] == "below by .020"  # four digits here: .7 is .7000
 
@@ -404,7 +404,7 @@ def test_published_numbers_change_no_run(tmp_path: Path) -> None:
 def test_published_numbers_are_written_and_read() -> None:
     told = mine()
     assert told.published["FTW"] == Published(mean=0.82, sd=0.01, source="TomlTable 2")
-    assert Recipe.parse(told.to_toml()) == told
+    assert Recipe.recorded(told.to_toml(), file="recipe") == told
     assert told.changed(["plan.iterations=5"]).published == told.published
     assert list(told.narrow("ERM", 0).published) == ["ERM"]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.recipe import Method, ModelSpec, RatioSpec, Recipe, recipes, seeds
 from fedshift.experiments.shifts import DRAWN, SPLIT, Data
 from fedshift.experiments.study import load_any
+from fedshift.experiments.toml_tables import Location
 from fedshift.federation.plan import QSGD, FedAvg, FedSGD, Optimizer, TopK
 from fedshift.ratio.neural import Neural
 from fedshift.settings import Settings
@@ -64,7 +64,7 @@ plan = {kind = "fedavg", rounds = 7, server = {rule = "adam", lr = 0.1}}
 
 
 def recipe(text: str = TEXT) -> Recipe:
-    return Recipe.parse(text, name="mine/digits", file="mine.toml")
+    return Recipe.recorded(f'name = "mine/digits"\n{text}', file="mine.toml")
 
 
 def test_methods_change_the_tables() -> None:
@@ -94,7 +94,7 @@ def test_a_narrowed_recipe_stands_alone() -> None:
         one = r.narrow(m.name, 1)
         assert one.seeds == (1,)
         assert one.settings(m.name, 1).plan == r.settings(m.name, 1).plan
-        assert Recipe.parse(one.to_toml()) == one
+        assert Recipe.recorded(one.to_toml(), file="recipe") == one
         assert one.narrow(m.name, 1) is one
 
 
@@ -209,7 +209,7 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="UTF-8"):
         Recipe.load(tmp_path / "bytes.toml")
     with pytest.raises(InputError, match="'data' must be given"):
-        Recipe.parse("title = 'x'", name="x")
+        Recipe.recorded("name = 'x'", file="recipe")
 
 
 def test_seeds() -> None:
@@ -325,7 +325,7 @@ every = st.builds(
 @given(every)
 def test_recipe_to_toml_and_back_is_the_identity(r: Recipe) -> None:
     text = r.to_toml()
-    again = Recipe.parse(text)
+    again = Recipe.recorded(text, file="recipe")
     assert again == r
     assert again.to_toml() == text
 
@@ -348,7 +348,7 @@ def test_shipped_recipe_reads_and_writes(name: str) -> None:
     r = SHIPPED[name]
     assert r.name == name
     assert r.title
-    assert Recipe.parse(r.to_toml()) == r
+    assert Recipe.recorded(r.to_toml(), file="recipe") == r
     for m in r.methods:
         assert r.settings(m.name, r.seeds[0]).objective == m.objective
 
@@ -399,11 +399,11 @@ def test_every_shift_can_be_spelled(shift: str) -> None:
         source["share"] = 1.0
     if shift == "counts":
         options |= {s: [[*row, *[1] * 8] for row in options[s]] for s in ("train", "test")}
-    r = Recipe.parse(
-        tomli_w.dumps({"data": {"shift": shift, **source, **options}, "method": [{"name": "ERM"}]}),
-        name="x",
+    r = Recipe.of(
+        {"name": "x", "data": {"shift": shift, **source, **options}, "method": [{"name": "ERM"}]},
+        Location(),
     )
-    assert Recipe.parse(r.to_toml()) == r
+    assert Recipe.recorded(r.to_toml(), file="recipe") == r
     images = r.data.load()
     one, again, other = (r.data.federation(images, seed=s) for s in (0, 0, 1))
     assert one.exact_log_ratio("client-1").shape == one[0].y.shape
@@ -439,7 +439,7 @@ def test_a_share_keeps_every_class_of_both_parts() -> None:
 )
 def test_data_wrong(table: dict[str, Any], error: str) -> None:
     with pytest.raises(InputError, match=error):
-        Recipe.parse(tomli_w.dumps({"data": table, "method": [{"name": "ERM"}]}), name="x")
+        Recipe.of({"name": "x", "data": table, "method": [{"name": "ERM"}]}, Location())
 
 
 def with_ratio(ratio: str) -> Recipe:
@@ -452,7 +452,7 @@ def test_a_ratio_has_a_model_with_options(kind: str) -> None:
     r = with_ratio(f"{{kind = '{kind}', model = {{kind = 'mlp', hidden = [7]}}}}")
     made = r.settings("FedAvg", 0).ratio.model((8, 8), 4)
     assert next(made.parameters()).shape == (7, 64)
-    assert Recipe.parse(r.to_toml(), name=r.name) == r
+    assert Recipe.recorded(r.to_toml(), file="recipe") == r
     bare = with_ratio(f"{{kind = '{kind}', model = 'mlp'}}").settings("FedAvg", 0).ratio.model
     assert bare == "mlp" if kind.startswith("federated") else bare((8, 8), 4) is not None
 

@@ -65,7 +65,7 @@ ratio = "exact"
 
 
 def small(*changes: str) -> Recipe:
-    return Recipe.parse(TEXT, name="test/small").changed(changes)
+    return Recipe.recorded(f'name = "test/small"\n{TEXT}', file="recipe").changed(changes)
 
 
 def run(recipe: Recipe, out: Path, **options: Any) -> tuple[list[dict[str, Any]], str]:
@@ -118,7 +118,7 @@ def several() -> Recipe:
     name = "longer"
     ratio = {kind = "multi-source", max_epochs = 3}
     """
-    return Recipe.parse(text, name="test/small")
+    return Recipe.recorded(f'name = "test/small"\n{text}', file="recipe")
 
 
 def test_methods_of_a_seed_share_log_ratios(

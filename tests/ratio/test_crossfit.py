@@ -43,7 +43,7 @@ def test_no_model_judges_its_own_rows() -> None:
             return np.zeros(len(x))
 
     s, t = (Sample.of(x) for x in draws(40))
-    out_of_fold(Spy(), s, t, folds=4, seed=0)
+    out_of_fold(Spy()._path, s, t, folds=4, seed=0)
     assert len(overlaps) == 8
     assert not any(overlaps)
 

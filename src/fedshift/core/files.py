@@ -142,15 +142,15 @@ def write_text(path: Path, text: str) -> Path:
 
 def to_json(value: Any) -> str:
     """Return a value as JSON, with null for NaN and infinity."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+    return json.dumps(without_nan(value), ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """The value with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {k: _finite(v) for k, v in value.items()}
+        return {k: without_nan(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [without_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

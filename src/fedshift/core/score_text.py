@@ -14,9 +14,9 @@ FIGURES = {
 }
 
 
-def share_text(value: float) -> str:
+def share_text(value: float, digits: int = 3) -> str:
     """Format a share with three digits and no leading zero: .835."""
-    return f"{value:.3f}".removeprefix("0")
+    return f"{value:.{digits}f}".removeprefix("0")
 
 
 def figure_text(figure: str, name: str, value: float | None) -> str:

@@ -68,7 +68,6 @@ def column_shifts(
     groups: Mapping[str, str] | None = None,
     pair: Pair | None = None,
     seed: int = 0,
-    top: int = TOP,
 ) -> tuple[ColumnShift, ...]:
     """Return the columns that differ significantly, largest distance first.
 
@@ -88,8 +87,6 @@ def column_shifts(
         The encoded rows, from which `share` is computed. Without `pair`, `share` is None.
     seed : int
         Seed of the folds.
-    top : int
-        Most columns to return.
     """
     s, t = (x.reshape(len(x), -1).astype(np.float64) for x in (source, target))
     members = _members(names, groups)
@@ -110,7 +107,7 @@ def column_shifts(
         if q <= SIGNIFICANT
     ]
     shifts.sort(key=lambda c: (-c.distance, c.name))
-    return tuple(shifts[:top])
+    return tuple(shifts[:TOP])
 
 
 def largest(columns: Sequence[ColumnShift]) -> str:

@@ -12,7 +12,6 @@ from fedshift.diagnose.finding import Finding, Status
 from fedshift.diagnose.overlap import Overlap
 from fedshift.diagnose.sentences import sentences
 from fedshift.diagnose.shift_type import ShiftType
-from fedshift.errors import install_hint
 
 #: schema of `Diagnosis.to_dict`; its number rises when a key changes its meaning
 SCHEMA = "fedshift.diagnosis/1"
@@ -176,39 +175,17 @@ class Diagnosis(ByName[SiteDiagnosis]):
         """Return one flat dict per comparison, ready for a table."""
         return [_record(c) for c in (*self.sites, *self.between)]
 
-    def to_frame(self) -> Any:
-        """Return a pandas DataFrame with one row per comparison."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError(
-                f"to_frame needs pandas; use to_records(), or, {install_hint('tables')}"
-            ) from None
-        return pandas.DataFrame(self.to_records())
-
 
 def _record(c: Comparison) -> dict[str, Any]:
-    first = c.main
-    out: dict[str, Any] = {
+    first = c.main.to_dict()
+    overlap = c.overlap.to_dict() if isinstance(c, SiteDiagnosis) else {}
+    return {
         "site": c.site,
         "other": c.other,
         "status": c.status,
         "shift_type": c.shift_type.name,
         "concept": c.shift_type.concept,
-        "question": first.question,
-        "p": _known(first.p),
-        "adjusted": _known(first.adjusted),
-        "auc": _known(first.auc),
-        "low": _known(first.low),
-        "high": _known(first.high),
+        **{name: first[name] for name in ("question", "p", "adjusted", "auc", "low", "high")},
         "column": c.columns[0].name if c.columns else None,
+        **{name: overlap.get(name) for name in ("ess", "coverage")},
     }
-    if isinstance(c, SiteDiagnosis):
-        out |= {"ess": _known(c.overlap.ess), "coverage": _known(c.overlap.coverage)}
-    else:
-        out |= dict.fromkeys(("ess", "coverage"))
-    return out
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -208,24 +208,28 @@ def drift(
             f"new must have the sites of reference, {sorted(before)}; got {sorted(now)}; remove "
             "from both mappings the sites that have no new rows"
         )
-    names = columns or _names(reference) or _names(new)
+    known = columns or _names(reference) or _names(new)
+    names = {site: known or unnamed(x.shape[1:]) for site, x in now.items()}
     draws = draws_for(len(before), LEVEL * alpha)
     budget = Budget(rows=rows, draws=draws, level=LEVEL * alpha, smallest=smallest, seed=seed)
     pairs = {
         site: Pair.of(Side(x), Side(now[site]), budget, site, "since") for site, x in before.items()
     }
     findings = adjust([inputs(pair, budget) for pair in pairs.values()])
-    return Drift(
-        tuple(
-            SiteDrift(
-                site=site,
-                finding=finding,
-                columns=_columns(before[site], now[site], names, features, pair, finding, seed),
-                labels=_distribution(labels, site, now[site]),
+    sites = [
+        SiteDrift(
+            site=site,
+            finding=finding,
+            columns=column_shifts(
+                before[site], now[site], names=names[site], groups=features, pair=pair, seed=seed
             )
-            for (site, pair), finding in zip(pairs.items(), findings, strict=True)
+            if finding.status == "shift"
+            else (),
+            labels=_distribution(labels, site, now[site]),
         )
-    )
+        for (site, pair), finding in zip(pairs.items(), findings, strict=True)
+    ]
+    return Drift(tuple(sites))
 
 
 def _by_site(rows: RowSets, name: str) -> dict[str, FloatArray]:
@@ -239,21 +243,6 @@ def _names(rows: RowSets) -> list[str] | None:
     first = next(iter(rows.values())) if isinstance(rows, Mapping) else rows
     names = column_names(first)
     return None if names is None else [str(n) for n in names]
-
-
-def _columns(
-    before: FloatArray,
-    now: FloatArray,
-    names: Sequence[str] | None,
-    groups: Mapping[str, str] | None,
-    pair: Pair,
-    finding: Finding,
-    seed: int,
-) -> tuple[ColumnShift, ...]:
-    if finding.status != "shift":
-        return ()
-    named = names or unnamed(before.shape[1:])
-    return column_shifts(before, now, names=named, groups=groups, pair=pair, seed=seed)
 
 
 def _distribution(
@@ -270,6 +259,3 @@ def _distribution(
         now=tuple(fit.prior.tolist()),
         steps=len(fit.log_likelihood),
     )
-
-
-__all__ = ["Drift", "SiteDrift", "UpdatedLabelDistribution", "drift"]

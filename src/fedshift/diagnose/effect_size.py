@@ -100,33 +100,14 @@ def _largest(gram: Float64Array, steps: int = 30) -> float:
     return float(v @ gram @ v)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effect:
-    """How well a held-out classifier separates source from target.
+def effect(score: Float64Array, target: BoolArray) -> dict[str, float]:
+    """Compute the AUC of held-out scores (n,) with its 95 % interval, from "low" to "high".
 
-    Attributes
-    ----------
-    auc : float
-        Probability that a target row scores above a source row; ½ means no difference.
-    low, high : float
-        95 % interval (DeLong's error, widened because models of different folds share training
-        rows).
+    DeLong's error is widened because models of different folds share training rows.
     """
-
-    auc: float
-    low: float
-    high: float
-
-
-def effect(score: Float64Array, target: BoolArray) -> Effect:
-    """Compute the AUC of held-out scores (n,) with its interval."""
     value, error = auc_and_error(score, target)
     half = Z * SHARED * error
-    return Effect(
-        auc=value,
-        low=max(0.0, value - half),
-        high=min(1.0, value + half),
-    )
+    return {"auc": value, "low": max(0.0, value - half), "high": min(1.0, value + half)}
 
 
 def auc_and_error(score: Float64Array, target: BoolArray) -> tuple[float, float]:

@@ -31,44 +31,31 @@ PAIRS = 16
 CENTRES = 100
 
 
-@dataclass(frozen=True, eq=False)
-class NormalScores:
-    """Pooled rows as normal scores.
-
-    Attributes
-    ----------
-    z : ndarray (n, q)
-        Standardised normal scores of the non-constant columns, or of principal components.
-    columns : tuple of int
-        Index of the original column behind each column of z; empty if z holds components.
-    """
-
-    z: Float64Array
-    columns: tuple[int, ...]
-
-    def __repr__(self) -> str:
-        what = "columns" if self.columns else "components"
-        return f"NormalScores({len(self.z)} rows, {self.z.shape[1]} {what})"
-
-
-def encode(rows: FloatArray, *, seed: int = 0) -> NormalScores:
+def encode(rows: FloatArray, *, seed: int = 0) -> tuple[Float64Array, tuple[int, ...]]:
     """Replace every value of pooled rows (n, ...) by the Gaussian quantile of its rank.
 
     Constant columns are left out. With more than `WIDE` columns, as for images, the scores are
     those of `COMPONENTS` principal components. Before the components are computed, each
     column of a table is scaled on its own; pixels keep their common scale.
 
+    Returns
+    -------
+    z : ndarray (n, q)
+        Standardised normal scores of the non-constant columns, or of principal components.
+    columns : tuple of int
+        Index of the original column behind each column of z; empty if z holds components.
+
     Examples
     --------
-    >>> encode(np.array([[1.0, 7.0], [10.0, 7.0], [1e9, 7.0]])).z.round(2).ravel().tolist()
+    >>> encode(np.array([[1.0, 7.0], [10.0, 7.0], [1e9, 7.0]]))[0].round(2).ravel().tolist()
     [-1.22, 0.0, 1.22]
     """
     flat = rows.reshape(len(rows), -1).astype(np.float64)
     vary = np.flatnonzero(flat.min(axis=0) < flat.max(axis=0))
     flat = flat[:, vary]
     if len(vary) <= WIDE:
-        return NormalScores(normal_scores(flat), tuple(int(i) for i in vary))
-    return NormalScores(normal_scores(_components(flat, pixels=rows.ndim > 2, seed=seed)), ())
+        return normal_scores(flat), tuple(vary.tolist())
+    return normal_scores(_components(flat, pixels=rows.ndim > 2, seed=seed)), ()
 
 
 def normal_scores(x: Float64Array) -> Float64Array:

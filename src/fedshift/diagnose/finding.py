@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from fedshift.core.files import without_nan
+
 #: Below this AUC a difference is too small to matter: for two Gaussian classes under label shift,
 #: the median gain of the best weights is below .01 accuracy (`benchmarks/diagnose.py`).
 SMALLEST = 0.53
@@ -98,20 +100,9 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict ready for JSON, with None for a missing number."""
-        out: dict[str, Any] = {"question": self.question, "status": self.status}
-        for name in (
-            "source_rows",
-            "target_rows",
-            "p",
-            "adjusted",
-            "auc",
-            "low",
-            "high",
-            "draws",
-        ):
-            value = getattr(self, name)
-            out[name] = None if value is None or math.isnan(value) else value
-        return out | {"reason": self.reason}
+        values = {k: v for k, v in vars(self).items() if k not in ("level", "smallest")}
+        first: dict[str, Any] = {"question": self.question, "status": self.status}
+        return first | {k: without_nan(v) for k, v in values.items()}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedshift.core.files import without_nan
 from fedshift.core.samples import Float64Array, Sample
 from fedshift.core.weights import Weighting
 from fedshift.diagnose.two_sample import Budget, Pair
@@ -105,10 +106,7 @@ class Overlap:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict ready for JSON, with None for a missing number."""
-        return {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v
-            for k, v in self.__dict__.items()
-        } | {"poor": self.poor}
+        return {**{k: without_nan(v) for k, v in vars(self).items()}, "poor": self.poor}
 
 
 def whole(rows: int) -> Overlap:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fedshift.core.threads import threads_for
 from fedshift.data.federation import Federation
 from fedshift.diagnose.classes import Classes
-from fedshift.diagnose.columns import ColumnShift, column_names, column_shifts
+from fedshift.diagnose.columns import column_names, column_shifts
 from fedshift.diagnose.conditional import labels_given_inputs
 from fedshift.diagnose.diagnosis import Comparison, Diagnosis, SiteDiagnosis
 from fedshift.diagnose.finding import LEVEL, SMALLEST, Finding, adjust
@@ -22,6 +22,7 @@ from fedshift.errors import InputError
 MANY, FEWER = 2500, 1000
 
 
+@threads_for(0)  # thinned rows are little work, however large the federation
 def diagnose(
     federation: Federation,
     *,
@@ -74,28 +75,12 @@ def diagnose(
     >>> ward.status, ward.shift_type.name
     ('shift', 'label')
     """
-    _check(alpha, smallest, rows)
-    with threads_for(0):  # thinned rows are little work, however large the federation
-        return _diagnose(federation, seed, alpha, smallest, rows, features)
-
-
-def _check(alpha: float, smallest: float, rows: int) -> None:
     if not 0 < alpha < 1:
         raise InputError(f"alpha must lie in (0, 1); got {alpha}; 0.05 is usual")
     if not 0.5 <= smallest < 1:
         raise InputError(f"smallest must be an AUC in [0.5, 1); got {smallest}")
     if rows < 50:
         raise InputError(f"rows must be at least 50; got {rows}; 5000 is usual")
-
-
-def _diagnose(
-    federation: Federation,
-    seed: int,
-    alpha: float,
-    smallest: float,
-    rows: int,
-    groups: Mapping[str, str] | None,
-) -> Diagnosis:
     classes = Classes.of(federation)
     own = [within(c, classes) for c in federation]
     apart = between(own, rows=rows, seed=seed)
@@ -114,7 +99,11 @@ def _diagnose(
             other=plan.other,
             findings=findings,
             shift_type=_shift_type(plan, pair, findings, budget),
-            columns=_columns(plan, pair, findings, names, groups, seed),
+            columns=column_shifts(
+                plan.source.x, plan.target.x, names=names, groups=features, pair=pair, seed=seed
+            )
+            if findings[0].status == "shift"
+            else (),
         )
         for plan, pair, findings in zip(plans, pairs, adjusted, strict=True)
     ]
@@ -156,21 +145,6 @@ def _shift_type(
     if plan.labelled:
         return with_labels(pair, {f.question: f for f in findings}, budget)
     return without_labels(pair, plan.classes[pair.rows], findings[0], budget)
-
-
-def _columns(
-    plan: PlannedComparison,
-    pair: Pair,
-    findings: Sequence[Finding],
-    names: Sequence[str],
-    groups: Mapping[str, str] | None,
-    seed: int,
-) -> tuple[ColumnShift, ...]:
-    if findings[0].status != "shift":
-        return ()
-    return column_shifts(
-        plan.source.x, plan.target.x, names=names, groups=groups, pair=pair, seed=seed
-    )
 
 
 def _overlap(plan: PlannedComparison, pair: Pair, c: Comparison, budget: Budget) -> Overlap:

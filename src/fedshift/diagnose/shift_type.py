@@ -206,6 +206,3 @@ def _thin(
 def _unadjusted(finding: Finding) -> Finding:
     """The finding with its raw p-value and the level of this module."""
     return replace(finding, adjusted=finding.p, level=LEVEL)
-
-
-__all__ = ["MEANING", "Name", "ShiftType", "label_ratio", "with_labels", "without_labels"]

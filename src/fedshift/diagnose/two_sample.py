@@ -27,7 +27,6 @@ import numpy.typing as npt
 from fedshift.core.samples import Float64Array, FloatArray
 from fedshift.diagnose.effect_size import (
     BoolArray,
-    Effect,
     IntArray,
     Z,
     cross_fit,
@@ -99,7 +98,7 @@ class Pair:
     z : ndarray (n, q)
         Normal scores of the pooled rows.
     columns : tuple of int
-        See `NormalScores`.
+        Index of the original column behind each column of z; empty if z holds components.
     target : bool ndarray (n,)
         True for target rows.
     y : int ndarray (n,) or None
@@ -124,10 +123,10 @@ class Pair:
         most = min(budget.rows, LOPSIDED * min(len(source), len(target)))
         rows, others = (_some(len(side), most, rng) for side in (source, target))
         s, t = source.take(rows), target.take(others)
-        encoded = encode(np.concatenate([s.x, t.x]), seed=budget.seed)
+        z, columns = encode(np.concatenate([s.x, t.x]), seed=budget.seed)
         y = None if s.y is None or t.y is None else np.concatenate([s.y, t.y])
         side = np.arange(len(s) + len(t)) >= len(s)
-        return cls(encoded.z, encoded.columns, side, y, words, rows)
+        return cls(z, columns, side, y, words, rows)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -227,16 +226,15 @@ def _permuted(
         draws=budget.draws,
         variance=variance,
     )
-    size: Effect | None = None
+    size: dict[str, float] = {}
     if sized and result.best == "none":  # nothing varies
-        size = Effect(auc=0.5, low=0.5, high=0.5)
+        size = dict.fromkeys(("auc", "low", "high"), 0.5)
     elif sized:
         chosen = design.sets.get(result.best, design.sets["squares"])
         fold = folds_of(pair.target + 2 * group, seed=budget.seed)
         fits = cross_fit(design.values[:, chosen], response[:, None], fold)
-        size = max((effect(f[:, 0], pair.target) for f in fits), key=lambda e: e.auc)
-    sizes = {} if size is None else size.__dict__
-    return finding_of(question, pair, budget, p=result.p, draws=result.draws, **sizes)
+        size = max((effect(f[:, 0], pair.target) for f in fits), key=lambda e: e["auc"])
+    return finding_of(question, pair, budget, p=result.p, draws=result.draws, **size)
 
 
 def _permutations(response: Float64Array, group: IntArray, rng: np.random.Generator) -> NullDraw:

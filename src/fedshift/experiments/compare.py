@@ -245,9 +245,8 @@ class MethodComparison(ByName[MethodRow]):
         if any(row.best_iterate for row in rows):
             bests = [row.best_iterate for row in rows]
             out["best iterate*"] = ["" if b is None else spread(b, show) for b in bests]
-        base = next((row.method for row in rows if row.method == BASE), None)
-        if base is not None and len(rows) > 1:
-            out[f"over {base}"] = [self._over(row.method, base) for row in rows]
+        if BASE in self and len(rows) > 1:
+            out[f"over {BASE}"] = [self._over(row.method) for row in rows]
         out["n"] = [str(len(row.runs)) for row in rows]
         out["worst"] = [show(row.worst) for row in rows]
         out["best"] = [show(row.best) for row in rows]
@@ -262,8 +261,8 @@ class MethodComparison(ByName[MethodRow]):
             name: cells + [""] * (len(out["method"]) - len(cells)) for name, cells in out.items()
         }
 
-    def _over(self, method: str, base: str) -> str:
-        gain = None if method == base else self.paired(method, base)
+    def _over(self, method: str) -> str:
+        gain = None if method == BASE else self.paired(method, BASE)
         if gain is None:
             return ""
         show = formatter(self.figure)
@@ -275,7 +274,7 @@ class MethodComparison(ByName[MethodRow]):
             f"ours: {self.figure} of the last iterate, averaged over clients, then over n seeds, ± "
             "half the 95 % t interval; worst, best: of the worst and best client, mean over seeds"
         ]
-        if any(row.method == BASE for row in self.rows) and len(self.rows) > 1:
+        if BASE in self and len(self.rows) > 1:
             notes.append(
                 f"over {BASE}: the figure minus {BASE}'s at the same seed, mean ± 95 % t interval"
             )

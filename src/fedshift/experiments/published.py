@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
+from functools import partial
 from itertools import pairwise
+
+from fedshift.core.score_text import plain_text, share_text
 
 #: a figure this many published standard deviations below is still reached
 SDS = 2
@@ -35,7 +38,7 @@ def verdict(
     if missing <= SDS * sd + half + 1e-9:  # floating-point error must not decide
         return "reached"
     word = "below" if figure == "accuracy" else "above"
-    amount = f"{missing:.3f}".removeprefix("0") if missing >= 5e-4 else "less than .001"
+    amount = share_text(missing) if missing >= 5e-4 else "less than .001"
     return f"{word} by {amount}"
 
 
@@ -85,11 +88,7 @@ def ordering(
 
 def formatter(figure: str) -> Callable[[float], str]:
     """A function that formats values of a figure."""
-    return _share if figure == "accuracy" else "{:.3g}".format
-
-
-def _share(value: float) -> str:
-    return f"{value:.4f}".removeprefix("0")
+    return partial(share_text, digits=4) if figure == "accuracy" else plain_text
 
 
 def printed(value: float | None) -> str:

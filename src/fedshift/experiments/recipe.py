@@ -395,7 +395,7 @@ class Recipe(ByName[Method]):
         }
 
     def to_toml(self) -> str:
-        """The recipe as TOML; `Recipe.parse` returns an equal recipe."""
+        """The recipe as TOML; `Recipe.recorded` returns an equal recipe."""
         return tomli_w.dumps(self._whole_table())
 
     def _whole_table(self) -> dict[str, Any]:
@@ -438,20 +438,6 @@ class Recipe(ByName[Method]):
             if part not in parts:
                 raise InputError(f"{place}: {key!r} must be given; got {sorted(table)}")
         return cls(**parts, origin=place.file)
-
-    @classmethod
-    def parse(cls, text: str, *, name: str | None = None, file: str = "recipe") -> Recipe:
-        """Read a recipe from TOML text.
-
-        Parameters
-        ----------
-        name : str, optional
-            Name of the recipe, unless the text has a name.
-        file : str
-            Name of the text in error messages.
-        """
-        default = {} if name is None else {"name": name}
-        return cls.of({**default, **_table_of(text, file)}, Location(file))
 
     @classmethod
     def recorded(cls, text: str, *, file: str) -> Recipe:
@@ -547,8 +533,7 @@ def read_plan(table: TomlTable, key: str, place: Location) -> Plan:
     kind = values.pop("kind", "fedsgd")
     if kind not in PLANS:
         raise InputError(f"{below}: kind must be {nearest(kind, PLANS)}")
-    plan = make(PLANS[kind], values, below, skip=("seed",), also=("kind",))
-    assert isinstance(plan, Plan)
+    plan: Plan = make(PLANS[kind], values, below, skip=("seed",), also=("kind",))
     return plan
 
 
@@ -563,17 +548,11 @@ def _read_train(table: TomlTable, key: str, place: Location) -> Settings:
         return Settings(**values)
 
 
-def _read_weighting(table: TomlTable, key: str, place: Location) -> Weighting:
-    weighting = make(Weighting, table, place.under(key))
-    assert isinstance(weighting, Weighting)
-    return weighting
-
-
 _READ: dict[str, Callable[[TomlTable, str, Location], Any]] = {
     "data": Data.read,
     "plan": read_plan,
     "train": _read_train,
-    "weighting": _read_weighting,
+    "weighting": lambda table, key, place: make(Weighting, table, place.under(key)),
 }
 
 

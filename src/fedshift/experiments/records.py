@@ -162,12 +162,7 @@ class RunFolder:
                     "another folder; the last checkpoint remains"
                 ) from error
 
-    def finish(
-        self,
-        outcome: Outcome,
-        *,
-        notes: Sequence[str] = (),
-    ) -> dict[str, Any]:
+    def finish(self, outcome: Outcome, *, notes: Sequence[str] = ()) -> dict[str, Any]:
         """Write the model, the history and the result, then remove the checkpoints.
 
         Parameters
@@ -322,14 +317,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 
 
 def _weights(w: Weights) -> dict[str, Any]:
-    return {
-        "n": w.n,
-        "mean": w.mean,
-        "max": w.max,
-        "ess": w.ess,
-        "coverage": w.coverage,
-        "changes": w.changes,
-    }
+    return {name: getattr(w, name) for name in ("n", "mean", "max", "ess", "coverage", "changes")}
 
 
 def check_writable(folder: Path) -> None:

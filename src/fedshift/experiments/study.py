@@ -236,7 +236,7 @@ class Eigenvalues(Study):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic(Study):
+class Traffic(Communication, Study):
     """Bytes for shared samples and for training; fields as in `fedshift.theory.Communication`.
 
     Attributes
@@ -247,32 +247,21 @@ class Traffic(Study):
     """
 
     kind: ClassVar[str] = "communication"
-    samples: int = 1000
-    values: int = 3 * 32 * 32
-    sample_bits: int = 8
-    steps: int = 80_000
-    parameters: int = 11_000_000
-    parameter_bits: int = 32
     published: tuple[str, ...] = ("", "")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.published) != 2:
             raise InputError(
                 f"published must be two strings (samples, training); got {list(self.published)}"
             )
-        _ = self._cost  # checks
-
-    @property
-    def _cost(self) -> Communication:
-        return Communication(**fields_of(self, skip=("published",)))
 
     def sheet(self, title: str, *, data_dir: str | os.PathLike[str] | None) -> Sheet:
         """Bytes of one client, by purpose."""
-        cost = self._cost
         rows = (
-            ("samples for ratios", self.published[0], f"{cost.shared_bytes / 1e6:.2f} MB"),
-            ("gradients of training", self.published[1], f"{cost.training_bytes / 1e12:.2f} TB"),
-            ("share of samples", "", f"{cost.share:.1e}"),
+            ("samples for ratios", self.published[0], f"{self.shared_bytes / 1e6:.2f} MB"),
+            ("gradients of training", self.published[1], f"{self.training_bytes / 1e12:.2f} TB"),
+            ("share of samples", "", f"{self.share:.1e}"),
         )
         note = (
             f"{self.samples:,} samples of {self.values:,} numbers of {self.sample_bits} bits; "

@@ -109,7 +109,8 @@ def arguments(
         out[key] = read(hints.get(key, Any), value, key, place)
     missing = [n for n, p in known.items() if p.default is p.empty and n not in out]
     if missing:
-        raise InputError(f"{place}: {_listed(missing)} must be given; got {sorted(table)}")
+        names = ", ".join(map(repr, missing))
+        raise InputError(f"{place}: {names} must be given; got {sorted(table)}")
     return out
 
 
@@ -198,10 +199,6 @@ def _noun(value: object) -> str:
     if isinstance(value, Mapping):
         return "a table"
     return nouns.get(type(value), "a list" if isinstance(value, list | tuple) else "a date")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names))
 
 
 @cache

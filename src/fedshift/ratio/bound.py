@@ -100,10 +100,8 @@ class Bound(BaseEstimator):
         _need(self, "smoothing", "at least 0", self.smoothing >= 0)
         _need(self, "min_count", "at least 1", self.min_count is None or self.min_count >= 1)
         _need(self, "cap", "positive", self.cap is None or self.cap > 0)
-        _need(self, "confidence", "between 0 and 1", self.confidence is None or self._level_ok())
-
-    def _level_ok(self) -> bool:
-        return self.confidence is not None and 0 < self.confidence < 1
+        level = 0.5 if self.confidence is None else self.confidence
+        _need(self, "confidence", "between 0 and 1", 0 < level < 1)
 
     def _cells(self, source: Sample, target: Sample, n_targets: int) -> CellTable:
         raise TypeError(f"{type(self).__name__} must define _cells")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from sklearn.ensemble import ExtraTreesClassifier
@@ -34,25 +33,6 @@ TOLERANCE = 1.5
 PRODUCTS = 600
 #: most rows of source or target for randomised trees and for support vectors, the slowest members
 TREE_ROWS, SVM_ROWS = 6000, 3000
-
-
-class RatioCandidate(Protocol):
-    """A model of the ratio with its out-of-fold log ratios."""
-
-    @property
-    def source(self) -> Float64Array:
-        """Out-of-fold log ratios of the source rows."""
-
-    @property
-    def target(self) -> Float64Array:
-        """Out-of-fold log ratios of the target rows."""
-
-    @property
-    def saturation(self) -> Saturation | None:
-        """The bounded calibration, or None if it does not lower the held-out loss enough."""
-
-    def __call__(self, x: FloatArray) -> Float64Array:
-        """Return the log ratios of new rows."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +124,13 @@ class Stack:
         return _bend(total, self.saturation)
 
 
+#: a model of the ratio with its out-of-fold log ratios
+RatioCandidate = Member | Stack
+
+
 def no_shift(s: Sample, t: Sample) -> Member:
     """Return the member with r(x) = 1."""
-
-    def path(x: FloatArray) -> Float64Array:
-        return np.zeros((len(x), 1))
-
-    return Member("none", np.zeros(len(s)), np.zeros(len(t)), [path])
+    return Member("none", np.zeros(len(s)), np.zeros(len(t)), [lambda x: np.zeros((len(x), 1))])
 
 
 def shallow_estimators(s: Sample, t: Sample, *, seed: int) -> dict[str, RatioEstimator]:
@@ -191,7 +171,7 @@ def hold_out(
     evidence = RatioEvidence.of(s.weight, t.weight)
     with bar("density ratio: candidates", len(estimators)) as advance:
         for name, estimator in estimators.items():
-            out = out_of_fold(estimator, s, t, folds=folds, seed=seed)
+            out = out_of_fold(estimator._path, s, t, folds=folds, seed=seed)
             lines = []
             for j in range(out.source.shape[1]):
                 a, b = out.column(j)

@@ -127,7 +127,7 @@ class Classifier(RatioEstimator):
             s, t = source.take(out_s), target.take(out_t)
             self._calibrate(model(s.x)[:, 0], model(t.x)[:, 0], s, t)
         else:
-            scores = out_of_fold(self, source, target, folds=folds, seed=self.seed)
+            scores = out_of_fold(self._path, source, target, folds=folds, seed=self.seed)
             self._models = scores.paths
             self._calibrate(*scores.column(0), source, target)
             out = self._bend(scores.source[:, 0])

@@ -8,15 +8,19 @@ computes the ratio of every source row with models fitted without its fold.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from sklearn.base import clone
 
 from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, FloatArray, Sample, fold_of
 from fedshift.errors import InputError
 from fedshift.ratio.base import Path, RatioEstimator
+
+#: source, target ↦ a fit
+Fit = Callable[[Sample, Sample], Path]
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,8 @@ class OutOfFold:
         return self.source[:, j], self.target[:, j]
 
 
-def out_of_fold(
-    estimator: RatioEstimator, source: Sample, target: Sample, *, folds: int, seed: int
-) -> OutOfFold:
-    """Fit `estimator` on all but each fold in turn and apply it to that fold."""
+def out_of_fold(fit: Fit, source: Sample, target: Sample, *, folds: int, seed: int) -> OutOfFold:
+    """Fit on all but each fold in turn, and apply each fit to its fold."""
     small = min(len(source), len(target))
     if small < folds:
         raise InputError(
@@ -56,7 +58,7 @@ def out_of_fold(
     paths: list[Path] = []
     out_s: Float64Array | None = None
     for j in range(folds):
-        path = estimator._path(source.take(fold_s != j), target.take(fold_t != j))
+        path = fit(source.take(fold_s != j), target.take(fold_t != j))
         log_s, log_t = path(source.x[fold_s == j]), path(target.x[fold_t == j])
         if out_s is None:
             out_s = np.empty((len(source), log_s.shape[1]))
@@ -139,7 +141,8 @@ class CrossFit(RatioEstimator):
         whole(self, "repeats")
 
     def _fit(self, source: Sample, target: Sample) -> None:
-        single = _Fixed(self.estimator)
+        # a path of one model: the estimator chooses its tuning value within each fold
+        single = partial(RatioEstimator._path, self.estimator)
         runs = [
             out_of_fold(single, source, target, folds=self.folds, seed=self.seed + i)
             for i in range(self.repeats)
@@ -154,14 +157,3 @@ class CrossFit(RatioEstimator):
     def _log_ratio(self, x: FloatArray) -> Float64Array:
         values = np.median([path(x)[:, 0] for path in self.models_], axis=0)
         return np.asarray(np.minimum(values, self.cap_))
-
-
-class _Fixed(RatioEstimator):
-    """An estimator with a path of one model: it chooses its tuning value within each fold."""
-
-    def __init__(self, estimator: RatioEstimator) -> None:
-        self.estimator = estimator
-
-    def _path(self, source: Sample, target: Sample) -> Path:
-        model = clone(self.estimator)
-        return RatioEstimator._path(model, source, target)

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -69,6 +70,27 @@ from fedshift.core.samples import (
 from fedshift.core.scaling import CALIBRATIONS
 from fedshift.errors import InputError, NotConverged
 from fedshift.ratio.base import RatioEstimator
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Predictions of models at rows that they were not fitted on.
+
+    Attributes
+    ----------
+    source, target : ndarray (n, k), (m, k)
+        Class probabilities, not calibrated.
+    label : int ndarray (n,)
+        Classes of the source rows.
+    weight, target_weight : ndarray (n,), (m,)
+        Weights of the rows; each sums to one.
+    """
+
+    source: Float64Array
+    label: IntArray
+    weight: Float64Array
+    target: Float64Array
+    target_weight: Float64Array
 
 
 class LabelShift(RatioEstimator):
@@ -156,8 +178,8 @@ class LabelShift(RatioEstimator):
             proba = np.concatenate(
                 [_class_probabilities(m, distribution.flat, k) for m in self.models_]
             )
-            class_weight = np.tile(distribution.weight, len(self.models_)) / len(self.models_)
-            self.target_priors_[name] = self._prior(held_out, label, weight, proba, class_weight)
+            share = np.tile(distribution.weight, len(self.models_)) / len(self.models_)
+            self.target_priors_[name] = self._prior(HeldOut(held_out, label, weight, proba, share))
         self.target_prior_ = np.mean(list(self.target_priors_.values()), axis=0)
         self.class_log_ratio_ = log_class_ratio(self.target_prior_, self.source_prior_, n_targets)
         self._check_direction(s, pooled)
@@ -185,14 +207,7 @@ class LabelShift(RatioEstimator):
         log_p = np.log(np.maximum(self._posterior(x), FLOOR))
         return np.asarray(logsumexp(log_p + log_w, axis=1), dtype=np.float64)
 
-    def _prior(
-        self,
-        held_out: Float64Array,
-        label: IntArray,
-        weight: Float64Array,
-        target: Float64Array,
-        target_weight: Float64Array,
-    ) -> Float64Array:
+    def _prior(self, held_out: HeldOut) -> Float64Array:
         raise TypeError(f"{type(self).__name__} must define _prior")
 
     def check_options(self) -> None:
@@ -339,18 +354,11 @@ class MLLS(LabelShift):
         self.tol = tol
         self.seed = seed
 
-    def _prior(
-        self,
-        held_out: Float64Array,
-        label: IntArray,
-        weight: Float64Array,
-        target: Float64Array,
-        target_weight: Float64Array,
-    ) -> Float64Array:
-        p = target if self.calibration_ is None else self.calibration_(target)
-        result = mlls(
-            p, self.source_prior_, weight=target_weight, max_iter=self.max_iter, tol=self.tol
-        )
+    def _prior(self, held_out: HeldOut) -> Float64Array:
+        p = held_out.target
+        p = p if self.calibration_ is None else self.calibration_(p)
+        prior, weight = self.source_prior_, held_out.target_weight
+        result = mlls(p, prior, weight=weight, max_iter=self.max_iter, tol=self.tol)
         if not result.converged:
             warnings.warn(
                 f"MLLS: EM must reach changes in shares below {self.tol:g}; got a larger change "
@@ -412,28 +420,15 @@ class BBSE(LabelShift):
         self.classes = classes
         self.seed = seed
 
-    def _moments(
-        self,
-        held_out: Float64Array,
-        label: IntArray,
-        weight: Float64Array,
-        target: Float64Array,
-        target_weight: Float64Array,
-    ) -> tuple[Float64Array, Float64Array]:
-        k = held_out.shape[1]
-        votes = [p if self.soft else np.eye(k)[p.argmax(axis=1)] for p in (held_out, target)]
-        hit = np.eye(k)[label]
-        return (votes[0] * weight[:, None]).T @ hit, target_weight @ votes[1]
+    def _moments(self, held_out: HeldOut) -> tuple[Float64Array, Float64Array]:
+        one = np.eye(held_out.source.shape[1])
+        sides = held_out.source, held_out.target
+        source, target = (p if self.soft else one[p.argmax(axis=1)] for p in sides)
+        confusion = (source * held_out.weight[:, None]).T @ one[held_out.label]
+        return confusion, held_out.target_weight @ target
 
-    def _prior(
-        self,
-        held_out: Float64Array,
-        label: IntArray,
-        weight: Float64Array,
-        target: Float64Array,
-        target_weight: Float64Array,
-    ) -> Float64Array:
-        confusion, mean = self._moments(held_out, label, weight, target, target_weight)
+    def _prior(self, held_out: HeldOut) -> Float64Array:
+        confusion, mean = self._moments(held_out)
         return normalised(bbse(confusion, mean) * self.source_prior_)
 
 
@@ -486,19 +481,12 @@ class RLLS(BBSE):
         self.penalty = penalty
         self.trust = trust
 
-    def _prior(
-        self,
-        held_out: Float64Array,
-        label: IntArray,
-        weight: Float64Array,
-        target: Float64Array,
-        target_weight: Float64Array,
-    ) -> Float64Array:
-        confusion, mean = self._moments(held_out, label, weight, target, target_weight)
-        rows = len(target) / len(self.models_)
-        penalty = (
-            0.2 * (len(held_out) ** -0.5 + rows**-0.5) if self.penalty is None else self.penalty
-        )
+    def _prior(self, held_out: HeldOut) -> Float64Array:
+        confusion, mean = self._moments(held_out)
+        penalty = self.penalty
+        if penalty is None:
+            rows = len(held_out.target) / len(self.models_)
+            penalty = 0.2 * (len(held_out.source) ** -0.5 + rows**-0.5)
         w = rlls(confusion, mean, penalty=penalty, trust=self.trust)
         return normalised(w * self.source_prior_)
 

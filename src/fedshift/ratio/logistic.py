@@ -155,7 +155,7 @@ class Logistic(RatioEstimator):
         folds = min(self.folds, len(s), len(t))
         if folds < 2:
             return ridges[:1]
-        out = out_of_fold(self, s, t, folds=folds, seed=self.seed)
+        out = out_of_fold(self._path, s, t, folds=folds, seed=self.seed)
         evidence = RatioEvidence.of(s.weight, t.weight)
         losses = [evidence.loss(*out.column(j)) for j in range(len(ridges))]
         best = int(np.argmin(losses))

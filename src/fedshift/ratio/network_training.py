@@ -228,46 +228,26 @@ def train(
         raise InputError("model must have parameters to train; got none that require a gradient")
     with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
         torch.manual_seed(seed)
-        return _train(
-            model,
-            torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay),
-            loss,
-            held_out,
-            steps_per_check=steps_per_check,
-            max_checks=max_checks,
-            patience=patience,
-        )
-
-
-def _train(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    loss: Callable[[], Tensor],
-    held_out: Callable[[], float],
-    *,
-    steps_per_check: int,
-    max_checks: int,
-    patience: int,
-) -> list[float]:
-    best = held_out()
-    history = [best]
-    state = copy.deepcopy(model.state_dict())
-    stale = 0
-    for _ in range(max_checks):
-        model.train()
-        for _ in range(steps_per_check):
-            optimiser.zero_grad(set_to_none=True)
-            value = loss()
-            value.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-            optimiser.step()
-        risk = held_out()
-        history.append(risk)
-        if risk < best - 1e-4:
-            best, stale, state = risk, 0, copy.deepcopy(model.state_dict())
-        else:  # NaN counts as no better
-            stale += 1
-            if stale >= patience:
-                break
-    model.load_state_dict(state)
-    return history
+        optimiser = torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay)
+        best = held_out()
+        history = [best]
+        state = copy.deepcopy(model.state_dict())
+        stale = 0
+        for _ in range(max_checks):
+            model.train()
+            for _ in range(steps_per_check):
+                optimiser.zero_grad(set_to_none=True)
+                value = loss()
+                value.backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+                optimiser.step()
+            risk = held_out()
+            history.append(risk)
+            if risk < best - 1e-4:
+                best, stale, state = risk, 0, copy.deepcopy(model.state_dict())
+            else:  # NaN counts as no better
+                stale += 1
+                if stale >= patience:
+                    break
+        model.load_state_dict(state)
+        return history

@@ -167,11 +167,20 @@ class _Tally:
 class _LeastSquares(RatioEstimator):
     """The common fit of `ULSIF` (α = 0) and `RULSIF`."""
 
-    n_centers: int
-    bandwidths: Iterable[float] | float | None
-    ridges: Iterable[float] | float | None
-    slack: float
-    seed: int
+    def __init__(
+        self,
+        *,
+        n_centers: int = 100,
+        bandwidths: Iterable[float] | float | None = None,
+        ridges: Iterable[float] | float | None = None,
+        slack: float = 0.3,
+        seed: int = 0,
+    ) -> None:
+        self.n_centers = n_centers
+        self.bandwidths = bandwidths
+        self.ridges = ridges
+        self.slack = slack
+        self.seed = seed
 
     def _relative(self) -> float:
         return 0.0
@@ -311,21 +320,6 @@ class ULSIF(_LeastSquares):
     True
     """
 
-    def __init__(
-        self,
-        *,
-        n_centers: int = 100,
-        bandwidths: Iterable[float] | float | None = None,
-        ridges: Iterable[float] | float | None = None,
-        slack: float = 0.3,
-        seed: int = 0,
-    ) -> None:
-        self.n_centers = n_centers
-        self.bandwidths = bandwidths
-        self.ridges = ridges
-        self.slack = slack
-        self.seed = seed
-
 
 class RULSIF(_LeastSquares):
     r"""Ratio by relative least-squares fitting: the fitted α-relative ratio is at most 1/α.
@@ -385,12 +379,10 @@ class RULSIF(_LeastSquares):
         slack: float = 0.3,
         seed: int = 0,
     ) -> None:
+        super().__init__(
+            n_centers=n_centers, bandwidths=bandwidths, ridges=ridges, slack=slack, seed=seed
+        )
         self.alpha = alpha
-        self.n_centers = n_centers
-        self.bandwidths = bandwidths
-        self.ridges = ridges
-        self.slack = slack
-        self.seed = seed
 
     def _relative(self) -> float:
         if not (isinstance(self.alpha, (int, float)) and 0.0 <= self.alpha < 1.0):

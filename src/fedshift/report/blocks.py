@@ -79,6 +79,11 @@ class Heading:
         return None if self.kind == "words" else self.kind
 
 
+def figures(*titles: str) -> list[Heading]:
+    """Headings of columns of numbers."""
+    return [Heading(title, "figure") for title in titles]
+
+
 def table(
     head: Sequence[Heading],
     rows: Iterable[Sequence[Child]],
@@ -112,11 +117,7 @@ def table(
         foot,
         class_="stack" if stack else None,
     )
-    return wide(inner, label)
-
-
-def wide(inner: Html, label: str) -> Html:
-    """Make a box that scrolls on its own, also by keyboard."""
+    # the box scrolls on its own, also by keyboard
     return tag("div", inner, class_="wide", tabindex="0", role="group", aria_label=label)
 
 

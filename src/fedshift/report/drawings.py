@@ -132,8 +132,10 @@ def strip(axis: Axis, marks: Sequence[Mark], *, title: str, rules: Sequence[Line
     """Draw dots with intervals along one axis, one below the other."""
     dots = [m for m in marks if known(m.value)]
     height = 14 + 13 * max(1, len(dots))
-    lines = [_grid(axis, v, height) for v in axis.ticks()]
-    lines += [_rule(axis, r, height) for r in rules]
+    lines = [_upright(axis.at(v), height, "grid") for v in axis.ticks()]
+    for rule in rules:
+        looks = "rule strong" if rule.strong else "rule"
+        lines.append(_upright(axis.at(rule.value), height, looks))
     shapes = [_dot(axis, m, 13.5 + 13 * i) for i, m in enumerate(dots)]
     return drawing(title, height, lines, shapes, kind="strip")
 
@@ -214,15 +216,8 @@ def _looks(series: int, hollow: bool) -> str:
     return f"s{series}" + (" hollow" if hollow else "")
 
 
-def _grid(axis: Axis, value: float, height: float, top: float = 0) -> Html:
-    at = axis.at(value)
-    return tag("line", class_="grid", x1=at, x2=at, y1=f"{top:g}", y2=f"{height:g}")
-
-
-def _rule(axis: Axis, rule: Line, height: float) -> Html:
-    at = axis.at(rule.value)
-    looks = "rule strong" if rule.strong else "rule"
-    return tag("line", class_=looks, x1=at, x2=at, y1=0, y2=f"{height:g}")
+def _upright(x: str, height: float, looks: str) -> Html:
+    return tag("line", class_=looks, x1=x, x2=x, y1=0, y2=f"{height:g}")
 
 
 def _anchor(part: float) -> str:

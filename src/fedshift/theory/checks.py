@@ -8,7 +8,7 @@ import numbers
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.samples import Float64Array
+from fedshift.core.samples import Float64Array, Rows, as_rows
 from fedshift.errors import InputError
 
 
@@ -52,6 +52,12 @@ def vector(
         i = int(np.argmax(bad))
         raise InputError(f"{name} must be{_range(least, above)}; got {v[i]} in place {i}")
     return v
+
+
+def matrix(values: Rows, name: str) -> Float64Array:
+    """Return rows (n, ...) flattened to (n, d)."""
+    rows = as_rows(values, name=name)
+    return rows.reshape(len(rows), -1).astype(np.float64, copy=False)
 
 
 def distribution(values: npt.ArrayLike, name: str, *, length: int | None = None) -> Float64Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedshift.core.params import whole
+from fedshift.core.params import whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class Communication:
     parameter_bits: int = 32
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            whole(self, name, least=0)
+        for name in Communication.__dataclass_fields__:
+            whole_number(getattr(self, name), f"Communication: {name}", least=0)
 
     @property
     def shared_bytes(self) -> float:

@@ -29,7 +29,7 @@ all coordinates at once. Use `weighting_helps` for the comparison.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -183,13 +183,6 @@ class OneHotComparison:
             f"weighting {word}: excess risk {self.excess:.3g} with weights, "
             f"{self.plain_excess:.3g} without{where}"
         )
-
-    def to_dict(self) -> dict[str, Float64Array]:
-        """Return the columns by name, as for ``pandas.DataFrame(comparison.to_dict())``."""
-        return {
-            **{field.name: getattr(self, field.name) for field in fields(self)},
-            "gain": self.gain,
-        }
 
     def __repr__(self) -> str:
         return f"OneHotComparison({self.status})"

@@ -16,7 +16,7 @@ from torch import nn
 from fedshift.core.params import whole_number
 from fedshift.core.samples import Float64Array, Rows, as_rows
 from fedshift.errors import InputError
-from fedshift.theory.checks import number, vector
+from fedshift.theory.checks import matrix, number, vector
 
 #: all sign patterns are enumerated up to this many rows
 ENUMERATE = 16
@@ -219,5 +219,4 @@ def _linear_layers(network: nn.Module) -> list[nn.Linear]:
 
 def radius(rows: Rows, *, name: str = "rows") -> float:
     """Largest norm of a row. It is at most S = sup ‖x‖ of the distribution of the rows."""
-    x = as_rows(rows, name=name)
-    return float(np.linalg.norm(x.reshape(len(x), -1).astype(np.float64), axis=1).max())
+    return float(np.linalg.norm(matrix(rows, name), axis=1).max())

@@ -87,11 +87,6 @@ class RatioError:
         return len(self.n_test)
 
     @property
-    def psi(self) -> float:
-        """Ψ = deviation + bias."""
-        return self.deviation + self.bias
-
-    @property
     def terms(self) -> dict[str, float]:
         """The terms by name; they sum to `total`."""
         names = ("train_term", "test_term", "deviation", "bias", "bound_term")
@@ -123,10 +118,6 @@ class RatioError:
         )
         share = self.terms[largest] / self.total if self.total else 0.0
         return f"the bound on the ratio's error {words}; the largest term is {largest}, {share:.0%}"
-
-    def to_dict(self) -> dict[str, float]:
-        """Return terms, total, trivial limit and δ by name."""
-        return {**self.terms, "total": self.total, "trivial": self.trivial, "delta": self.delta}
 
     def __repr__(self) -> str:
         terms = ", ".join(f"{name} {value:.3g}" for name, value in self.terms.items())

@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedshift.core.params import whole_number
-from fedshift.core.samples import Float64Array, Rows, as_rows
+from fedshift.core.samples import Float64Array, Rows
 from fedshift.errors import InputError
-from fedshift.theory.checks import number, vector
+from fedshift.theory.checks import matrix, number, vector
 
 #: draws training rows (n, d) and their weights (n,), or None for equal weights
 DesignSampler = Callable[[np.random.Generator], tuple[npt.ArrayLike, npt.ArrayLike | None]]
@@ -76,7 +76,7 @@ def second_moment(rows: Rows, *, weight: npt.ArrayLike | None = None) -> Float64
     array([[0.5, 0. ],
            [0. , 2. ]])
     """
-    x = _matrix(rows, "rows")
+    x = matrix(rows, "rows")
     w = np.ones(len(x)) if weight is None else vector(weight, "weight", length=len(x), least=0.0)
     moment: Float64Array = (x * (w / w.sum())[:, None]).T @ x
     return moment
@@ -118,10 +118,10 @@ def fixed_design(
     >>> fixed_design(x=[[1.0], [1.0]], theta=[1.0], noise=0.5, ridge=2.0, moment=[[1.0]])
     RidgeRisk(0.3125 = bias 0.25 + variance 0.0625)
     """
-    rows = _matrix(x, "x")
+    rows = matrix(x, "x")
     n, d = rows.shape
     w = np.ones(n) if weight is None else vector(weight, "weight", length=n, least=0.0)
-    sigma = _matrix(moment, "moment")
+    sigma = matrix(moment, "moment")
     if sigma.shape != (d, d):
         raise InputError(
             f"moment must have shape ({d}, {d}) as x has {d} columns; got {sigma.shape}"
@@ -187,8 +187,3 @@ def random_design(
         variance_error=float(errors[1]),
         designs=designs,
     )
-
-
-def _matrix(values: Rows, name: str) -> Float64Array:
-    a = as_rows(values, name=name)
-    return a.reshape(len(a), -1).astype(np.float64, copy=False)

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedshift.core.by_name import ByName
-from fedshift.core.samples import Float64Array, Rows, as_rows
+from fedshift.core.samples import Float64Array, Rows
 from fedshift.errors import InputError
+from fedshift.theory.checks import matrix
 
 #: reasons why the condition fails in a direction
 REASONS = ("no training variance", "no test variance", "test variance too large")
@@ -73,11 +74,6 @@ class Spectrum:
         """The result in one sentence."""
         text = f"the eigenvalue condition holds in {self.n_holding} of {len(self.train)} directions"
         return "; ".join([text, *(f"{len(i)}: {why}" for why, i in self.failing.items())])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the columns by name, as for ``pandas.DataFrame(spectrum.to_dict())``."""
-        names = ("train", "test", "ratio", "limit", "holds")
-        return {**{name: getattr(self, name) for name in names}, "reason": list(self.reasons)}
 
     def __repr__(self) -> str:
         return f"Spectrum({self.status})"
@@ -226,10 +222,7 @@ def eigenvalue_checks(
 
 def _second_moments(train: Rows, test: Rows) -> tuple[int, tuple[Float64Array, Float64Array]]:
     """Number of training rows, and E[x xᵀ] of training and test rows."""
-    x, z = (
-        rows.reshape(len(rows), -1).astype(np.float64, copy=False)
-        for rows in (as_rows(train, name="train"), as_rows(test, name="test"))
-    )
+    x, z = matrix(train, "train"), matrix(test, "test")
     if x.shape[1] != z.shape[1]:
         raise InputError(
             f"train and test must have equally many columns; got {x.shape[1]} and {z.shape[1]}"

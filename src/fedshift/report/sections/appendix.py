@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedshift.report.blocks import Heading, Section, folded, sentences, table
+from fedshift.report.blocks import Heading, Section, figures, folded, sentences, table
 from fedshift.report.format import UNKNOWN, count, share
 from fedshift.report.markup import Child, Html, join, named, shortened, tag
 
@@ -43,10 +43,7 @@ def data(record: Mapping[str, Any]) -> Section:
     """Make the section on the sites' tables."""
     head = [
         Heading("Site"),
-        Heading("Training rows", "figure"),
-        Heading("Test rows", "figure"),
-        Heading("Columns", "figure"),
-        Heading("Classes", "figure"),
+        *figures("Training rows", "Test rows", "Columns", "Classes"),
         Heading("Class proportions in training"),
     ]
     rows: list[list[Child]] = [

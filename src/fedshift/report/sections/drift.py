@@ -9,16 +9,16 @@ from fedshift.report.blocks import (
     Heading,
     Section,
     badge,
+    figures,
     folded,
     not_run,
-    ranged,
     sentences,
     table,
 )
-from fedshift.report.drawings import Axis, Line, Mark, scale, strip
-from fedshift.report.format import UNKNOWN, chance, count, fixed, known, number, span
-from fedshift.report.markup import Child, isolated, join, named, tag
-from fedshift.report.sections.shift import auc_axis
+from fedshift.report.drawings import Axis, Line, scale
+from fedshift.report.format import UNKNOWN, count, known, number
+from fedshift.report.markup import Child, join, named, tag
+from fedshift.report.sections.shift import auc_axis, finding_cells
 
 #: status of the badge of each verdict
 VERDICTS = {
@@ -50,9 +50,7 @@ def drift(record: Mapping[str, Any]) -> Section:
         Heading("Site"),
         Heading("Verdict"),
         Heading("Earlier against new rows", "plot", scale(axis, title="AUC")),
-        Heading("AUC, 95%", "figure"),
-        Heading("p, adjusted", "figure"),
-        Heading("Earlier, new rows", "figure"),
+        *figures("AUC, 95%", "p, adjusted", "Earlier, new rows"),
         Heading("Largest change", "list"),
         *([Heading("Change of class proportions", "figure")] if labels else []),
     ]
@@ -70,22 +68,12 @@ def drift(record: Mapping[str, Any]) -> Section:
 
 def _site(s: Mapping[str, Any], axis: Axis) -> list[Child]:
     f = s["finding"]
-    words = f"{fixed(f.get('auc'))} {span(f.get('low'), f.get('high'))}"
-    mark = Mark(
-        f.get("auc"), f.get("low"), f.get("high"), series=1 if s["verdict"] == "re-estimate" else 0
-    )
+    rules, strong = [Line(0.5, strong=True)], s["verdict"] == "re-estimate"
     most = [named(c["name"], longest=30) for c in s.get("columns") or []][:3]
     return [
         named(s["site"]),
         badge(VERDICTS.get(s["verdict"], "inconclusive"), s["verdict"]),
-        strip(
-            axis,
-            [mark],
-            title=f"{isolated(s['site'])}: AUC {words}",
-            rules=[Line(0.5, strong=True)],
-        ),
-        ranged(fixed(f.get("auc")), span(f.get("low"), f.get("high"))),
-        chance(f),
+        *finding_cells(s["site"], f, axis, rules, strong=strong),
         f"{count(f.get('source_rows'))}, {count(f.get('target_rows'))}",
         join(most, between=", ") if most else UNKNOWN,
     ]

@@ -85,20 +85,18 @@ def _figures(scores: Scores) -> list[Figures]:
     before, after = scores.means()
     rows = {**scores.before, **scores.after}
     measured = "Measured" if scores.same else "After"
-    every: list[tuple[bool, Figures]] = [
-        (
-            bool(scores.before) and not scores.same,
-            ("Before", cell(scores.before), scores.write(before)),
-        ),
-        (bool(scores.after), (measured, cell(scores.after), scores.write(after))),
-        (
-            bool(scores.before and scores.after) and not scores.same,
-            ("Change", change, _change(scores, before, after)),
-        ),
-        (bool(scores.expected), ("Forecast", cell(scores.expected), "")),
-        (bool(rows), ("Labelled rows", lambda site: count(rows.get(site, {}).get("n")), "")),
-    ]
-    return [figures for include, figures in every if include]
+    out: list[Figures] = []
+    if scores.before and not scores.same:
+        out.append(("Before", cell(scores.before), scores.write(before)))
+    if scores.after:
+        out.append((measured, cell(scores.after), scores.write(after)))
+    if scores.before and scores.after and not scores.same:
+        out.append(("Change", change, _change(scores, before, after)))
+    if scores.expected:
+        out.append(("Forecast", cell(scores.expected), ""))
+    if rows:
+        out.append(("Labelled rows", lambda site: count(rows.get(site, {}).get("n")), ""))
+    return out
 
 
 def _change(scores: Scores, before: float, after: float) -> Child:

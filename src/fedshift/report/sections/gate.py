@@ -10,6 +10,7 @@ from fedshift.report.blocks import (
     Section,
     badge,
     figure_of,
+    figures,
     folded,
     model_name,
     not_run,
@@ -67,14 +68,12 @@ def reason(test: Mapping[str, Any]) -> str | None:
 def _candidates(test: Mapping[str, Any]) -> Html:
     every = test["differences"]
     values = [v for d in every for v in (d.get("value"), d.get("low"), d.get("high"))]
-    axis = Axis.around([*values, 0.0])
+    axis, level = Axis.around([*values, 0.0]), share(test.get("level"))
     head = [
         Heading("Candidate"),
         Heading("Decision"),
         Heading("Change of the loss", "plot", scale(axis, title="Change of the loss")),
-        Heading(f"Change, {share(test.get('level'))} interval", "figure"),
-        Heading("Loss without weights", "figure"),
-        Heading("Effective rows", "figure"),
+        *figures(f"Change, {level} interval", "Loss without weights", "Effective rows"),
     ]
     rows = [_candidate(d, test, axis) for d in every]
     caption = (
@@ -129,9 +128,7 @@ def _by_site(d: Mapping[str, Any], test: Mapping[str, Any]) -> Html:
     head = [
         Heading("Site"),
         Heading("Change of the loss", "plot", scale(axis, title="Change of the loss")),
-        Heading("Change", "figure"),
-        Heading("Effective rows", "figure"),
-        Heading("Held-out rows", "figure"),
+        *figures("Change", "Effective rows", "Held-out rows"),
     ]
     rows = [
         [

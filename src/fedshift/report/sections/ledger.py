@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedshift.report.blocks import Heading, Section, folded, not_run, table
+from fedshift.report.blocks import Heading, Section, figures, folded, not_run, table
 from fedshift.report.drawings import key
 from fedshift.report.format import UNKNOWN, count, known, size
 from fedshift.report.markup import Child, Html, join, named, tag
@@ -20,6 +20,10 @@ DISCLOSURE_LEVELS = (
     "generated rows from a model of the data",
     "raw rows without labels",
 )
+
+
+#: headings of the cells of `Totals`
+AMOUNTS = figures("Rows that left", "Sent", "Received")
 
 
 @dataclass(frozen=True)
@@ -109,13 +113,7 @@ def _grouped(entries: Sequence[Mapping[str, Any]], by: str, title: str) -> Html:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for e in entries:
         groups.setdefault(e[by], []).append(e)
-    head = [
-        Heading(title),
-        Heading("Level"),
-        Heading("Rows that left", "figure"),
-        Heading("Sent", "figure"),
-        Heading("Received", "figure"),
-    ]
+    head = [Heading(title), Heading("Level"), *AMOUNTS]
     rows: list[list[Child]] = [
         [named(name), _levels(mine), *Totals.of(mine).cells()] for name, mine in groups.items()
     ]
@@ -129,23 +127,9 @@ def _levels(entries: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _every(entries: Sequence[Mapping[str, Any]]) -> Html:
-    head = [
-        Heading("Site"),
-        Heading("Phase"),
-        Heading("Level"),
-        Heading("Rows that left", "figure"),
-        Heading("Sent", "figure"),
-        Heading("Received", "figure"),
-    ]
+    head = [Heading("Site"), Heading("Phase"), Heading("Level"), *AMOUNTS]
     rows: list[list[Child]] = [
-        [
-            named(e["client"]),
-            named(e["phase"]),
-            _levels([e]),
-            count(e.get("rows")),
-            size(e.get("up")),
-            size(e.get("down")),
-        ]
+        [named(e["client"]), named(e["phase"]), _levels([e]), *Totals.of([e]).cells()]
         for e in entries
     ]
     return table(head, rows, label="Every entry of the ledger")

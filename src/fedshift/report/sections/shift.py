@@ -9,6 +9,7 @@ from fedshift.report.blocks import (
     Heading,
     Section,
     badge,
+    figures,
     folded,
     not_run,
     ranged,
@@ -57,8 +58,7 @@ def _comparisons(pairs: Sequence[Any], axis: Axis, rules: Sequence[Line], label:
         Heading("Site"),
         Heading("Result"),
         Heading("AUC", "plot", scale(axis, title="AUC, from 0.5 (no difference) to 1")),
-        Heading("AUC, 95%", "figure"),
-        Heading("p, adjusted", "figure"),
+        *figures("AUC, 95%", "p, adjusted"),
         Heading("Largest change", "list"),
     ]
     rows = [_comparison(c, axis, rules) for c in pairs]
@@ -68,19 +68,25 @@ def _comparisons(pairs: Sequence[Any], axis: Axis, rules: Sequence[Line], label:
 def _comparison(c: Mapping[str, Any], axis: Axis, rules: Sequence[Line]) -> list[Child]:
     f = main_finding(c)
     status = badge(c["status"], badge_text(c))
-    auc = f.get("auc")
-    words = f"{fixed(auc)} {span(f.get('low'), f.get('high'))}"
-    mark = Mark(auc, f.get("low"), f.get("high"), series=1 if c["status"] == "shift" else 0)
-    title = f"{isolated(c['site'])}: AUC {words}"
+    test = tag("small", f"test: {f['question']}", class_="range")
     most = [named(v["name"], longest=30) for v in c.get("columns") or []][:2]
     return [
         [named(c["site"]), tag("small", " against ", named(c["other"]))],
-        [status, tag("small", f"test: {f['question']}", class_="range")] if known(auc) else status,
-        strip(axis, [mark], title=title, rules=rules),
-        ranged(fixed(auc), span(f.get("low"), f.get("high"))),
-        chance(f),
+        [status, test] if known(f.get("auc")) else status,
+        *finding_cells(c["site"], f, axis, rules, strong=c["status"] == "shift"),
         join(most, between=", ") if most else UNKNOWN,
     ]
+
+
+def finding_cells(
+    site: str, f: Mapping[str, Any], axis: Axis, rules: Sequence[Line], *, strong: bool
+) -> list[Child]:
+    """The AUC of a finding as a drawing and as numbers, and its p-value."""
+    auc, interval = fixed(f.get("auc")), span(f.get("low"), f.get("high"))
+    mark = Mark(f.get("auc"), f.get("low"), f.get("high"), series=1 if strong else 0)
+    title = f"{isolated(site)}: AUC {auc} {interval}"
+    plot = strip(axis, [mark], title=title, rules=rules)
+    return [plot, ranged(auc, interval), chance(f)]
 
 
 def badge_text(c: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.report.blocks import Heading, Section, figure_of, not_run, table
+from fedshift.report.blocks import Heading, Section, figure_of, figures, not_run, table
 from fedshift.report.drawings import bar
 from fedshift.report.format import count, finite, known
 from fedshift.report.markup import Child, isolated, named
@@ -22,8 +22,7 @@ def theory(record: Mapping[str, Any]) -> Section:
     head = [
         Heading("Site"),
         Heading("Directions in which weights can help", "plot"),
-        Heading("Holds", "figure"),
-        *(Heading(f"Fails: {why}", "figure") for why in reasons),
+        *figures("Holds", *(f"Fails: {why}" for why in reasons)),
     ]
     rows = [[*_holding(row), *(count(row.get(why)) for why in reasons)] for row in spectrum]
     caption = (
