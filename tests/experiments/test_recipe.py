@@ -365,7 +365,10 @@ def test_paper_recipes_have_the_papers_settings() -> None:
         assert len(r.seeds) == (3 if cifar else 5)
         assert r.weighting == Weighting()
         for m in r.methods:  # equal budgets and the last iterate; what is ours does with less
-            told, ours = r.settings(m.name, 0), {"mixup", "pooling"} & set(m.name.split("-"))
+            told, ours = (
+                r.settings(m.name, 0),
+                {"mixup", "pooling", "additions"} & set(m.name.split("-")),
+            )
             spent = told.plan.n_rounds * told.plan.n_steps
             assert spent <= r.plan.iterations
             assert ours or (spent == r.plan.iterations and told.choose == "last")
