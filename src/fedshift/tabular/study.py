@@ -15,7 +15,7 @@ from fedshift.core.moments import moments
 from fedshift.core.params import whole_number
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weighting, Weights, effective_sample_size
-from fedshift.data.federation import Federation
+from fedshift.data.federation import Federation, check_federation
 from fedshift.errors import FedshiftWarning, InputError
 from fedshift.federation.client_weights import RatioMethod, compute_weights, estimate_log_ratios
 from fedshift.federation.crossval import CrossFittedModel, Folds, cross_fit, make_folds, scores_of
@@ -92,11 +92,7 @@ class TableStudy:
         seed: int,
     ) -> TableStudy:
         """Check a federation, scale it and cut it into folds."""
-        if not isinstance(federation, Federation):
-            raise InputError(
-                f"fit_tables takes a fedshift.Federation; got {type(federation).__name__}; make "
-                "one with Federation.of({name: (x, y, test_x)})"
-            )
+        check_federation(federation, "fit_tables")
         whole_number(folds, "folds", least=2)
         federation, name = _read_loss(federation, loss)
         classes = count_classes(federation, Settings(loss=name))

@@ -269,7 +269,6 @@ def test_sites_in_memory() -> None:
         repr(made)
         == "Sites(2 sites, 7 train + 6 deployment rows, 2 features, label 'y': 0, 1; 0 notes)"
     )
-    assert list(made.to_frame().columns)[:3] == ["site", "column", "kind"]
     for bad, words in (([], "must be a dict"), ({"a": (frame,)}, "got 1 parts")):
         with pytest.raises(InputError, match=words):
             Sites.of(bad)
