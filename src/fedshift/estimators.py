@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.special import softmax
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
@@ -131,10 +130,7 @@ class _Federated(BaseEstimator, ABC):
             raise InputError(
                 f"X must have rows of shape {self.row_shape_}, as in fit; got {x.shape[1:]}"
             )
-        model = self.outcome_.model(client)
-        dtype = next(model.parameters()).dtype
-        scores: FloatArray = predict(model, torch.tensor(x, dtype=dtype)).double().numpy()
-        return scores
+        return np.asarray(predict(self.outcome_.model(client), x).double().numpy())
 
     def _check_columns(self, names: Sequence[Any] | None, who: str) -> None:
         """Raise unless data frames have the columns of `fit`, in the same order."""

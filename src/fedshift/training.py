@@ -253,7 +253,7 @@ def validate(task: Task, state: State, rows: WeightedRows, settings: Settings) -
     for c, share in zip(federation, task.share, strict=True):
         if share == 0 or (weights is not None and not weights[c.name].any()):
             continue  # not in the objective
-        scores = predict(model_of(c.name), torch.as_tensor(c.x, dtype=task.x.dtype))
+        scores = predict(model_of(c.name), c.x)
         if not bool(torch.isfinite(scores).all()):
             raise TrainingDiverged(
                 f"after round {state.round}, scores of validation rows of client {c.name!r} are "
@@ -276,11 +276,7 @@ def score(
     auc: bool = True,
 ) -> Evaluation:
     """Evaluate a state on the test rows of every client, with or without the AUC."""
-    kind = np.float64 if task.x.dtype == torch.float64 else np.float32
-    clients = (replace(c, test_x=c.test_x.astype(kind, copy=False)) for c in federation)
-    values = None if weights is None else {n: w.values for n, w in weights.items()}
-    data = Federation(tuple(clients))
-    return evaluate(_models(task, state), data, loss=settings.loss, weights=values, auc=auc)
+    return evaluate(_models(task, state), federation, loss=settings.loss, weights=weights, auc=auc)
 
 
 def _models(task: Task, state: State) -> Callable[[str], nn.Module]:
