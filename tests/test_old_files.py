@@ -84,7 +84,7 @@ def test_load_reads_trained_folders(name: str) -> None:
     for site, x in rows.items():
         np.testing.assert_array_equal(found.reference[site], x.numpy())
     new = {"age": [50, 61], "ward": ["north wing", "?"], "dose": ["", "2.5"], "pulse": [80, 71]}
-    x = torch.as_tensor(found.encoder.encode(new).x)
+    x = torch.as_tensor(found.predictor.encoder.encode(new).x)
     assert x.shape == (2, rows["elm"].shape[1])
     assert torch.isfinite(found.model(x)).all()
 

@@ -20,7 +20,7 @@ from fedshift.errors import (
     TrainingDiverged,
 )
 from fedshift.federation.client_weights import compute_weights, estimate_log_ratios
-from fedshift.training import hold_out, make_task, validate
+from fedshift.training import checked_model, hold_out, make_task, validate
 from fedshift.workflow import run
 
 PLAN = fs.FedSGD(iterations=60, lr=0.05, batch_size=16)
@@ -324,7 +324,7 @@ class TestTraining:
         fed = federation(2)
         kept, held = hold_out(fed, None, settings(objective="erm", validation=0.2))
         asked = settings(objective="erm", validation=0.2)
-        task = make_task(*kept, asked)
+        task = make_task(*kept, asked, checked_model(fed, asked, 2))
         state = task.begin()
         state.tensors["params"][0] = np.inf
         assert held is not None

@@ -317,7 +317,7 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _diagnose(args: argparse.Namespace) -> int:
+def _diagnose(args: argparse.Namespace) -> None:
     from fedshift.diagnose import render
     from fedshift.sites import examine, since
 
@@ -336,10 +336,9 @@ def _diagnose(args: argparse.Namespace) -> int:
     if args.output is not None:
         _write_record(record, args.output)
     _print_notes(notes, args.output, verbose=args.verbose)
-    return 0
 
 
-def _train(args: argparse.Namespace) -> int:
+def _train(args: argparse.Namespace) -> None:
     from fedshift.core.files import check_folder
     from fedshift.diagnose import render
     from fedshift.outcome.folder import FILES, REPORT
@@ -376,7 +375,6 @@ def _train(args: argparse.Namespace) -> int:
         print()
         render(trained.examined.diagnosis, verbose=True)
     _print_notes(trained.examined.encoded.notes, page, verbose=args.verbose)
-    return 0
 
 
 def _print_notes(notes: Sequence[str], path: Path | None, *, verbose: bool) -> None:
@@ -389,10 +387,9 @@ def _print_notes(notes: Sequence[str], path: Path | None, *, verbose: bool) -> N
 
 
 def _write_record(record: Mapping[str, Any], path: Path) -> None:
-    from fedshift.core.files import write_json
+    from fedshift.core.files import write_json, write_text
 
     if path.suffix in (".html", ".htm"):
-        from fedshift.core.files import write_text
         from fedshift.report.build import build_report
 
         write_text(path, build_report(record))
@@ -403,7 +400,7 @@ def _write_record(record: Mapping[str, Any], path: Path) -> None:
     print(f"wrote {path}")
 
 
-def _predict(args: argparse.Namespace) -> int:
+def _predict(args: argparse.Namespace) -> None:
     from fedshift.outcome.folder import load
     from fedshift.outcome.prediction import PredictedFile, check_output
 
@@ -418,10 +415,9 @@ def _predict(args: argparse.Namespace) -> int:
     if args.output is not None:
         lines.append(f"wrote {args.output}")
     print("\n".join(lines), file=sys.stderr)
-    return 0
 
 
-def _report(args: argparse.Namespace) -> int:
+def _report(args: argparse.Namespace) -> None:
     from fedshift.outcome.folder import RECORD
     from fedshift.report.build import write_report
 
@@ -430,7 +426,6 @@ def _report(args: argparse.Namespace) -> int:
     if out.suffix not in (".html", ".htm"):
         raise InputError(f"--output must end in .html; got {out}")
     print(f"wrote {write_report(path, out)}")
-    return 0
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -440,9 +435,8 @@ def _run(args: argparse.Namespace) -> int:
     from fedshift.core.device import check_device
     from fedshift.experiments.recipe import seeds
 
-    chosen: tuple[int, ...] = ()
     try:
-        chosen = chosen if args.seeds is None else seeds(args.seeds)
+        chosen = () if args.seeds is None else seeds(args.seeds)
     except InputError as error:
         args.wrong(f"argument --seeds: {error}")
     if args.device is not None:
@@ -498,22 +492,15 @@ def _run_one(args: argparse.Namespace, name: str, seeds: tuple[int, ...]) -> Non
     device = [] if args.device is None else [f'train.device="{args.device}"']
     if args.changes or device:
         recipe = recipe.changed([*args.changes, *device])
+    runs = {"methods": args.method, "seeds": seeds, "data_dir": args.data_dir}
     if args.dry_run:
-        describe(recipe, args.output, methods=args.method, seeds=seeds, data_dir=args.data_dir)
+        describe(recipe, args.output, **runs)
     else:
-        run(
-            recipe,
-            args.output,
-            methods=args.method,
-            seeds=seeds,
-            data_dir=args.data_dir,
-            fresh=args.fresh,
-            commit=args.commit,
-            verbose=args.verbose,
-        )
+        more = {"fresh": args.fresh, "commit": args.commit, "verbose": args.verbose}
+        run(recipe, args.output, **runs, **more)
 
 
-def _compare(args: argparse.Namespace) -> int:
+def _compare(args: argparse.Namespace) -> None:
     from fedshift.core.files import write_text
     from fedshift.experiments.compare import compare
     from fedshift.experiments.recipe import Recipe
@@ -541,7 +528,6 @@ def _compare(args: argparse.Namespace) -> int:
         print(f"wrote {path}")
     else:
         print(render(sheets, format, verbose=args.verbose), end="")
-    return 0
 
 
 def _draw_curves(sheets: Sequence[Sheet], path: Path) -> None:
@@ -559,7 +545,7 @@ def _draw_curves(sheets: Sequence[Sheet], path: Path) -> None:
     print(f"wrote {draw_curves(sheets, path)}")
 
 
-def _pack(args: argparse.Namespace) -> int:
+def _pack(args: argparse.Namespace) -> None:
     from fedshift.experiments.archive import SUFFIX, write
     from fedshift.experiments.compare import find
     from fedshift.experiments.records import with_commit
@@ -571,10 +557,9 @@ def _pack(args: argparse.Namespace) -> int:
     write(args.output, runs)
     late = f"; not finished, so left out: {len(unfinished)}" if unfinished else ""
     print(f"wrote {len(runs)} run{'s' * (len(runs) > 1)} to {args.output}{late}")
-    return 0
 
 
-def _list(args: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace) -> None:
     from fedshift.data.sources import NAMES, available
     from fedshift.experiments.recipe import Recipe, recipes
     from fedshift.experiments.shifts import SHIFTS
@@ -602,14 +587,12 @@ def _list(args: argparse.Namespace) -> int:
         ("estimators", METHODS),
     ):
         print(f"{title}\n  {', '.join(names)}")
-    return 0
 
 
-def _demo(args: argparse.Namespace) -> int:
+def _demo(args: argparse.Namespace) -> None:
     from fedshift.demo import run
 
     run(args.output, seed=args.seed)
-    return 0
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -630,14 +613,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         with naming_flags():
-            code: int = args.command(args)
+            code: int | None = args.command(args)  # None is 0
     except FedshiftError as error:
         print(f"fedshift: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("fedshift: interrupted", file=sys.stderr)
         return 130
-    return code
+    return code or 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -116,7 +115,7 @@ def paired_gain(federation: Federation, a: Outcome, b: Outcome) -> tuple[float, 
     for c in federation:
         right = []
         for outcome in (a, b):
-            scores = predict(outcome.model(c.name), torch.as_tensor(c.test_x, dtype=torch.float32))
+            scores = predict(outcome.model(c.name), c.test_x)
             right.append(scores.argmax(1).numpy() == c.test_y)
         difference = right[0].astype(float) - right[1]
         means.append(difference.mean())

@@ -78,14 +78,9 @@ def examine(out: Path, data_dir: str | os.PathLike[str] | None = None) -> Iterat
     yield _attempt("training self-test", _engines)
 
 
-def run_doctor(
-    out: Path,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    console: Console | None = None,
-) -> bool:
+def run_doctor(out: Path, *, data_dir: str | os.PathLike[str] | None = None) -> bool:
     """Print every check; return True unless an essential check fails."""
-    console = console or Console()
+    console = Console()
     passed = True
     for check in examine(out, data_dir):
         mark = {True: "[green]ok[/]  ", None: "[dim]--[/]  ", False: "[red]FAIL[/]"}[check.good]

@@ -11,14 +11,14 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from scipy.special import softmax
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows, column_names, same_names
 from fedshift.core.weights import Weighting
-from fedshift.data.federation import ClientData, Federation
+from fedshift.data.federation import ClientData, Federation, check_federation
 from fedshift.errors import InputError, UnscaledColumns
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.learn.evaluate import Evaluation, predict
@@ -69,21 +69,12 @@ class _Federated(BaseEstimator, ABC):
         self.seed = seed
 
     def _settings(self) -> Settings:
-        options: dict[str, Any] = {
-            "objective": self.objective,
-            "ratio": self.ratio,
-            "pooling": self.pooling,
-            "weighting": Weighting() if self.weighting is None else self.weighting,
-            "model": self.model,
-            "plan": FedSGD(seed=self.seed) if self.plan is None else self.plan,
-            "loss": self._loss,
-            "validation": self.validation,
-            "patience": self.patience,
-            "choose": self.choose,
-            "engine": self.engine,
-            "device": self.device,
-            "seed": self.seed,
-        }
+        options = self.get_params(deep=False) | {"loss": self._loss}
+        del options["folder"]
+        if self.weighting is None:
+            options["weighting"] = Weighting()
+        if self.plan is None:
+            options["plan"] = FedSGD(seed=self.seed)
         return Settings(**options)
 
     def fit(self, federation: Federation, y: None = None) -> Self:
@@ -100,7 +91,7 @@ class _Federated(BaseEstimator, ABC):
         UnscaledColumns
             If the model is "mlp" or "linear" and columns have very different scales.
         """
-        _check_federation(federation, "fit")
+        check_federation(federation, "fit")
         if y is not None:
             raise InputError("fit needs a Federation alone, which holds the labels; got y; drop y")
         for c in federation:
@@ -108,8 +99,9 @@ class _Federated(BaseEstimator, ABC):
         self._learn_labels(federation)
         if self.model in PLAIN:
             _check_scales(federation)
-        folder = None if self.folder is None else Path(self.folder)
-        self.outcome_: Outcome = run(self._encoded(federation), self._settings(), folder=folder)
+        self.outcome_: Outcome = run(
+            self._encoded(federation), self._settings(), folder=self.folder
+        )
         self.weights_ = self.outcome_.weights
         self.history_ = self.outcome_.history
         self.ledger_ = self.outcome_.ledger
@@ -123,7 +115,7 @@ class _Federated(BaseEstimator, ABC):
     def evaluate(self, federation: Federation) -> Evaluation:
         """Evaluate on the test rows of each client, all of which must have labels."""
         check_is_fitted(self, "outcome_")
-        _check_federation(federation, "evaluate")
+        check_federation(federation, "evaluate")
         for c in federation:
             self._check_columns(c.columns, f"client {c.name!r}")
             c.check_labels()
@@ -138,10 +130,7 @@ class _Federated(BaseEstimator, ABC):
             raise InputError(
                 f"X must have rows of shape {self.row_shape_}, as in fit; got {x.shape[1:]}"
             )
-        model = self.outcome_.model(client)
-        dtype = next(model.parameters()).dtype
-        scores: FloatArray = predict(model, torch.tensor(x, dtype=dtype)).double().numpy()
-        return scores
+        return np.asarray(predict(self.outcome_.model(client), x).double().numpy())
 
     def _check_columns(self, names: Sequence[Any] | None, who: str) -> None:
         """Raise unless data frames have the columns of `fit`, in the same order."""
@@ -152,9 +141,22 @@ class _Federated(BaseEstimator, ABC):
     def _learn_labels(self, federation: Federation) -> None:
         """Learn the classes."""
 
-    @abstractmethod
     def _encoded(self, federation: Federation) -> Federation:
         """The federation with labels encoded for the training engine."""
+        clients = (
+            replace(
+                c,
+                y=self._codes(c, c.y, "y"),
+                test_y=None if c.test_y is None else self._codes(c, c.test_y, "test_y"),
+            )
+            for c in federation
+        )
+        truth = None if federation.truth is None else _Translated(federation)
+        return Federation(tuple(clients), truth)
+
+    @abstractmethod
+    def _codes(self, c: ClientData, y: npt.NDArray[Any], part: str) -> npt.NDArray[Any]:
+        """Labels as numbers; errors call them `part`."""
 
 
 class FederatedClassifier(_Federated):
@@ -222,20 +224,6 @@ class FederatedClassifier(_Federated):
                 f"a classifier needs two classes over all clients; got {self.classes_}; check y"
             )
 
-    def _encoded(self, federation: Federation) -> Federation:
-        return replace(
-            federation,
-            clients=tuple(
-                replace(
-                    c,
-                    y=self._codes(c, c.y, "y"),
-                    test_y=None if c.test_y is None else self._codes(c, c.test_y, "test_y"),
-                )
-                for c in federation
-            ),
-            truth=_Translated(federation) if federation.truth is not None else None,
-        )
-
     def _codes(self, c: ClientData, y: npt.NDArray[Any], part: str) -> npt.NDArray[np.int64]:
         at = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         unknown = self.classes_[at] != y
@@ -251,9 +239,7 @@ class FederatedClassifier(_Federated):
 
         With local BatchNorm each client has its own model, and `client` names the one to use.
         """
-        scores = torch.as_tensor(self._scores(X, client))
-        out: Float64Array = torch.softmax(scores, dim=1).numpy()
-        return out
+        return np.asarray(softmax(self._scores(X, client), axis=1))
 
     def predict(self, X: Rows, *, client: str | None = None) -> npt.NDArray[Any]:
         """Predict the classes of rows (n,)."""
@@ -265,42 +251,20 @@ class FederatedRegressor(_Federated):
 
     _loss = "squared"
 
-    def _encoded(self, federation: Federation) -> Federation:
-        return replace(
-            federation,
-            clients=tuple(
-                replace(
-                    c,
-                    y=_numbers(c, c.y, "y"),
-                    test_y=None if c.test_y is None else _numbers(c, c.test_y, "test_y"),
-                )
-                for c in federation
-            ),
+    def _codes(self, c: ClientData, y: npt.NDArray[Any], part: str) -> Float64Array:
+        try:
+            if y.dtype.kind in "biufO":
+                return np.asarray(y, dtype=np.float64)
+        except (TypeError, ValueError):
+            pass
+        raise InputError(
+            f"client {c.name!r}: {part} must hold numbers; got {y[0]!r} ({y.dtype}); convert them, "
+            "or take FederatedClassifier for classes"
         )
 
     def predict(self, X: Rows, *, client: str | None = None) -> Float64Array:
         """Predict the values of rows (n,)."""
         return np.asarray(self._scores(X, client), dtype=np.float64).reshape(-1)
-
-
-def _check_federation(federation: object, who: str) -> None:
-    if not isinstance(federation, Federation):
-        raise InputError(
-            f"{who} needs a fedshift.Federation; got {type(federation).__name__}; make one "
-            "with Federation.of({name: (x, y, test_x)}) or use, say, fedshift.data.GaussianShift"
-        )
-
-
-def _numbers(c: ClientData, y: npt.NDArray[Any], part: str) -> Float64Array:
-    try:
-        if y.dtype.kind in "biufO":
-            return np.asarray(y, dtype=np.float64)
-    except (TypeError, ValueError):
-        pass
-    raise InputError(
-        f"client {c.name!r}: {part} must hold numbers; got {y[0]!r} ({y.dtype}); convert them, or "
-        "take FederatedClassifier for classes"
-    )
 
 
 def _check_scales(federation: Federation) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from fedshift.core.digest import digest
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
-from fedshift.data.federation import ClientData, Federation
+from fedshift.data.federation import Federation
 from fedshift.errors import InputError, TrainingDiverged
 from fedshift.federation import draw
 from fedshift.federation.checkpoint import fingerprint, load, save
@@ -24,11 +24,12 @@ from fedshift.federation.engine import Engine
 from fedshift.federation.fused import Fused
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.marginals import class_count
+from fedshift.federation.reference import Reference
 from fedshift.federation.task import State, Task
 from fedshift.learn.evaluate import Evaluation, evaluate, predict
 from fedshift.learn.models import build
 from fedshift.learn.weighted_risk import WeightedRisk, importance_weighted_risk
-from fedshift.settings import ENGINES, Settings, device_of
+from fedshift.settings import Settings, device_of
 
 Watcher = Callable[[dict[str, Any]], None]
 WeightedRows = tuple[Federation, dict[str, Float64Array] | None]
@@ -99,14 +100,12 @@ def make_task(
     federation: Federation,
     weights: Mapping[str, Any] | None,
     settings: Settings,
-    *,
-    classes: int | None = None,
+    model: nn.Module,
 ) -> Task:
     """Build the task, which holds the rows, weights, model and plan that an engine trains on."""
-    classes = count_classes(federation, settings) if classes is None else classes
     return Task.of(
         federation,
-        checked_model(federation, settings, classes),
+        model,
         settings.plan,
         weights=weights,
         loss=settings.loss,
@@ -138,10 +137,9 @@ def checked_model(federation: Federation, settings: Settings, classes: int) -> n
 
 def start_engine(task: Task, state: State, settings: Settings) -> Engine:
     """Create the engine that the settings name, starting from a state."""
-    if settings.engine == "fused":
-        amp = settings.precision == "bfloat16"
-        return Fused(task, state, amp=amp, compile=settings.compile)
-    return ENGINES[settings.engine](task, state)
+    if settings.engine == "reference":
+        return Reference(task, state)
+    return Fused(task, state, amp=settings.precision == "bfloat16", compile=settings.compile)
 
 
 def train(
@@ -251,12 +249,11 @@ def validate(task: Task, state: State, rows: WeightedRows, settings: Settings) -
     """Compute the importance-weighted risk on validation rows, summed over clients."""
     federation, weights = rows
     total: WeightedRisk | None = None
-    shared = None if task.plan.norm == "local" else _on_device(task, state, None)
+    model_of = _models(task, state)
     for c, share in zip(federation, task.share, strict=True):
         if share == 0 or (weights is not None and not weights[c.name].any()):
             continue  # not in the objective
-        model = _on_device(task, state, c.name) if shared is None else shared
-        scores = predict(model, torch.as_tensor(c.x, dtype=task.x.dtype))
+        scores = predict(model_of(c.name), c.x)
         if not bool(torch.isfinite(scores).all()):
             raise TrainingDiverged(
                 f"after round {state.round}, scores of validation rows of client {c.name!r} are "
@@ -279,21 +276,12 @@ def score(
     auc: bool = True,
 ) -> Evaluation:
     """Evaluate a state on the test rows of every client, with or without the AUC."""
-    local = task.plan.norm == "local"
-    shared = None if local else _on_device(task, state, None)
-
-    def model_of(client: str) -> nn.Module:
-        return _on_device(task, state, client) if shared is None else shared
-
-    data = Federation(tuple(_cast(c, task.x.dtype) for c in federation))
-    values = None if weights is None else {n: w.values for n, w in weights.items()}
-    return evaluate(model_of, data, loss=settings.loss, weights=values, auc=auc)
+    return evaluate(_models(task, state), federation, loss=settings.loss, weights=weights, auc=auc)
 
 
-def _on_device(task: Task, state: State, client: str | None) -> nn.Module:
-    return task.module(state, client).to(task.x.device)
-
-
-def _cast(c: ClientData, dtype: torch.dtype) -> ClientData:
-    kind = np.float64 if dtype == torch.float64 else np.float32
-    return replace(c, test_x=c.test_x.astype(kind, copy=False))
+def _models(task: Task, state: State) -> Callable[[str], nn.Module]:
+    """Return the model of each client by name: its own with local BatchNorm, else one for all."""
+    if task.plan.norm == "local":
+        return lambda client: task.module(state, client).to(task.x.device)
+    shared = task.module(state, None).to(task.x.device)
+    return lambda _: shared

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedshift.core.files import locked
 from fedshift.core.weights import Weights
-from fedshift.data.federation import Federation
+from fedshift.data.federation import Federation, check_federation
 from fedshift.errors import FedshiftWarning, InputError
 from fedshift.federation.client_weights import Ratios, compute_weights, estimate_log_ratios
 from fedshift.federation.ledger import Ledger
@@ -62,11 +62,7 @@ def run(
     InUseError
         If another process works in `folder`; the error names it.
     """
-    if not isinstance(federation, Federation):
-        raise InputError(
-            f"run takes a fedshift.Federation; got {type(federation).__name__}; make one with "
-            "Federation.of({name: (x, y, test_x)})"
-        )
+    check_federation(federation, "run")
     watch = watch or (lambda _: None)
     if folder is None:
         return _run(federation, settings, None, shared, watch)
@@ -87,7 +83,7 @@ def _run(
         federation = with_numbers(federation)
     classes = count_classes(federation, settings)  # all checks come first
     device_of(settings)
-    checked_model(federation, settings, classes)
+    model = checked_model(federation, settings, classes)
     hold_out(federation, None, settings)
     settings.plan.check_clients([c.name for c in federation])
     labelled = all(c.test_y is not None for c in federation)
@@ -114,7 +110,7 @@ def _run(
         if settings.validation and (way.flatten != 1 or way.min_ess is not None):
             goal = _validation_weights(federation, ratios, settings)
     rows, validation = hold_out(federation, weights, settings, goal)
-    task = make_task(*rows, settings, classes=classes)
+    task = make_task(*rows, settings, model)
     test = partial(score, task, federation=federation, settings=settings, weights=weights)
     with bar("training: rounds", task.plan.n_rounds) as advance:
 

@@ -91,7 +91,6 @@ def test_largest_ratio_and_its_options() -> None:
     assert largest_ratio(cells, min_count=10, upper=True) == pytest.approx(cells.upper[1])
     assert largest_ratio(cells, min_count=1000, n_targets=4) == 4.0  # no cell left: the mean
     assert "largest ratio 30" in repr(cells)
-    assert next(iter(cells.to_dict())) == "source_mass"
 
 
 def test_cap() -> None:

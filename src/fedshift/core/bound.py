@@ -73,10 +73,6 @@ class CellTable:
         """Select cells by index or mask."""
         return CellTable(*(getattr(self, field.name)[index] for field in fields(self)))
 
-    def to_dict(self) -> dict[str, Float64Array]:
-        """Return the columns by name, for example for ``pandas.DataFrame(cells.to_dict())``."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
 
 def effective_rows(sample: Sample) -> float:
     """Number of rows of a sample, unchanged when the whole sample is duplicated.

@@ -34,32 +34,33 @@ def atomic_path(path: Path) -> Iterator[Path]:
     for the disk costs about a millisecond.
     """
     path = Path(path)
-    try:
+    with _naming_errors(f"write {path}", "choose a folder you can write to"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _empty_beside(path)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder you can write to"
-        ) from error
+    advice = "free disk space or choose another folder; an old file of this name is unchanged"
     try:
-        yield temporary
-        _to_disk(temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; free disk space or choose another "
-            "folder; an old file of this name is unchanged"
-        ) from error
+        with _naming_errors(f"write {path}", advice):
+            yield temporary
+            _to_disk(temporary)
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+    advice = "check the disk; the file is written but may be lost in a power cut"
+    with _naming_errors(f"sync the folder of {path}", advice):
+        try:
+            _to_disk(path.parent)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot
+                raise
+
+
+@contextmanager
+def _naming_errors(action: str, advice: str) -> Iterator[None]:
+    """Raise an `OutputError` for an `OSError` in the body: what failed, why, and what to do."""
     try:
-        _to_disk(path.parent)
+        yield
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot
-            raise OutputError(
-                f"cannot sync the folder of {path}: {error.strerror or error}; check the disk; "
-                "the file is written but may be lost in a power cut"
-            ) from error
+        raise OutputError(f"cannot {action}: {error.strerror or error}; {advice}") from error
 
 
 def _empty_beside(path: Path) -> Path:
@@ -86,7 +87,8 @@ def check_folder(folder: Path, replaceable: Sequence[str]) -> None:
         Patterns of the files that may be replaced, relative to the folder.
     """
     path = folder.resolve()
-    try:
+    advice = "choose a folder that you can write to, inside another that you can write to"
+    with _naming_errors(f"write the folder {folder}", advice):
         if (path.exists() and not path.is_dir()) or path.is_mount():
             raise OSError(errno.EBUSY, "it is a file, or where a disk is mounted")
         inside = (p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir())
@@ -94,11 +96,6 @@ def check_folder(folder: Path, replaceable: Sequence[str]) -> None:
         if other is None:
             _new_beside(path).rmdir()
             return
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the folder {folder}: {error.strerror or error}; choose a folder that "
-            "you can write to, inside another that you can write to"
-        ) from None
     raise InputError(
         f"{folder} must be a new folder, or one that the same command wrote, which is then "
         f"replaced as a whole; got one with {other!r}; move this file or choose another folder"
@@ -196,13 +193,9 @@ def locked(folder: Path, *, patience: float = 0.0, advice: str) -> Iterator[None
     import fcntl
 
     path, end = Path(folder) / "lock", time.monotonic() + patience
-    try:
+    with _naming_errors(f"write {path}", "choose a folder you can write to"):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder you can write to"
-        ) from error
     with file:
         while True:
             try:

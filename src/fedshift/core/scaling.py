@@ -93,8 +93,7 @@ def bcts(
     if not spread > 0:
         raise InputError(f"spread must be a positive number or inf; got {spread}; 0.5 is usual")
     w = np.full(n, 1.0 / n) if weight is None else read_shares(weight, n, "weight")
-    hit = np.zeros_like(logits)
-    hit[np.arange(n), y] = 1.0
+    hit = np.eye(k)[y]
     prior = float(np.square(w).sum()) / spread**2  # Σ w² is one over the effective sample size
 
     def loss(theta: Float64Array) -> tuple[float, Float64Array]:
@@ -226,8 +225,7 @@ def _with_matrix(
     if spread == 0:
         return MatrixCalibration(first, np.zeros((k, k)), np.zeros(k), 0.0, first.rounds)
     logits = np.log(np.maximum(first(p), FLOOR))
-    hit = np.zeros_like(logits)
-    hit[np.arange(n), y] = 1.0
+    hit = np.eye(k)[y]
     prior = k * float(np.square(w).sum()) / spread**2  # Σ w² is one over the effective sample size
     middle = w @ logits  # subtracted, so that matrix and biases do not overlap
     unit = np.sqrt(w @ np.square(logits - middle)) + 1e-6  # a score may be the same everywhere
@@ -309,9 +307,7 @@ def bcts_sums(
     y, w, t = np.asarray(labels, dtype=np.intp), np.asarray(weight, float), np.asarray(theta, float)
     log_p = log_softmax(t[0] * logits + t[1:], axis=1)
     p = np.exp(log_p)
-    hit = np.zeros_like(p)
-    hit[np.arange(len(y)), y] = 1.0
-    gap = w[:, None] * (p - hit)
+    gap = w[:, None] * (p - np.eye(p.shape[1])[y])
     slope = np.concatenate([[(gap * logits).sum()], gap.sum(axis=0)])
     mean = (p * logits).sum(axis=1)
     cross = (w[:, None] * p * (logits - mean[:, None])).sum(axis=0)

@@ -135,22 +135,26 @@ class _Source:
     hint: str = ""
 
 
+#: files of MNIST and of sets like it
+_IDX_FILES = (
+    *("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    *("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+)
+
+
+def _idx_sums(*sums: str) -> dict[str, str]:
+    """Return the SHA-256 sums of `_IDX_FILES` by file."""
+    return dict(zip(_IDX_FILES, sums, strict=True))
+
+
 _SOURCES = {
     "mnist": _Source(
-        sums={
-            "train-images-idx3-ubyte": (
-                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
-            ),
-            "train-labels-idx1-ubyte": (
-                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
-            ),
-            "t10k-images-idx3-ubyte": (
-                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
-            ),
-            "t10k-labels-idx1-ubyte": (
-                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
-            ),
-        },
+        sums=_idx_sums(
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        ),
         folders=("mnist", "MNIST/raw", "."),
         urls=(
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -159,20 +163,12 @@ _SOURCES = {
         most_bytes=47_040_016,
     ),
     "fashion-mnist": _Source(
-        sums={
-            "train-images-idx3-ubyte": (
-                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"
-            ),
-            "train-labels-idx1-ubyte": (
-                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"
-            ),
-            "t10k-images-idx3-ubyte": (
-                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"
-            ),
-            "t10k-labels-idx1-ubyte": (
-                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"
-            ),
-        },
+        sums=_idx_sums(
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        ),
         folders=("fashion-mnist", "FashionMNIST/raw", "."),
         urls=(
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
@@ -378,9 +374,9 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _idx_set(name: str, files: dict[str, bytes]) -> Images:
-    x = [_idx(f"{part}-images-idx3-ubyte", files) for part in ("train", "t10k")]
-    y = [_idx(f"{part}-labels-idx1-ubyte", files) for part in ("train", "t10k")]
-    return Images(name, np.concatenate(x), np.concatenate(y).astype(np.int64), len(y[0]))
+    x, y, test_x, test_y = (_idx(file, files) for file in _IDX_FILES)
+    labels = np.concatenate([y, test_y]).astype(np.int64)
+    return Images(name, np.concatenate([x, test_x]), labels, len(y))
 
 
 def _idx(file: str, files: dict[str, bytes]) -> UInt8Array:

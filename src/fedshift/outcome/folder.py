@@ -33,7 +33,6 @@ from fedshift.core.label import MLLSFit, mlls
 from fedshift.core.samples import Float64Array, FloatArray
 from fedshift.core.scaling import Calibration
 from fedshift.core.tensors import read_tensors, write_tensors
-from fedshift.data.tables import Encoder
 from fedshift.data.tables.site_rows import FileRows
 from fedshift.errors import InputError
 from fedshift.outcome.predictor import (
@@ -81,11 +80,6 @@ class SavedRun(Predicting):
     record: Mapping[str, Any]
     reference: Mapping[str, Float64Array]
     labels: SavedLabels | None
-
-    @property
-    def encoder(self) -> Encoder | None:
-        """Converts rows of a table to numbers."""
-        return self.predictor.encoder
 
     @property
     def model(self) -> nn.Module:
@@ -171,18 +165,15 @@ def save(
                 "bias": shares.calibration.bias.tolist(),
             }
             write_json(new / LABELS, labels)
-        rows = {
-            name: torch.as_tensor(np.array(x[_some(len(x))], dtype=np.float64))
-            for name, x in reference.items()
-        }
-        write_tensors(new / REFERENCE, rows)
+        some = {name: np.asarray(x[_some(len(x))], np.float64) for name, x in reference.items()}
+        write_tensors(new / REFERENCE, {name: torch.from_numpy(x) for name, x in some.items()})
         for name, candidate in outcome.candidates.items():
             chosen = name == outcome.choice
             if chosen or candidate.weights is not None:
                 write_sample_weights(
                     new / "weights" if chosen else new / "weights" / "refused",
                     {n: file_rows[n].with_gaps(w) for n, w in candidate.sample_weights().items()},
-                    rows={n: file_rows[n].columns() for n in candidate.fit.losses},
+                    {n: rows.columns() for n, rows in file_rows.items()},
                 )
         write_json(new / RECORD, record)
         write_text(new / REPORT, report)

@@ -192,8 +192,9 @@ class Predictor:
         classes = table["classes"] if read is None else read.schema.target.classes
         found = Support.load(support) if support.exists() else None
         values = {**table, "classes": classes, "sites": table["sites"] or local}
-        plain = {n: values[n] for n in PLAIN}
-        plain = {n: v if v is None or isinstance(v, bool) else tuple(v) for n, v in plain.items()}
+        plain: dict[str, Any] = {
+            n: tuple(v) if isinstance(v := values[n], list | dict) else v for n in PLAIN
+        }
         return cls(model=model.eval(), local=local, encoder=read, support=found, **plain)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from fedshift.learn.evaluate import Evaluation, predict
 from fedshift.learn.forecast import Forecast
 from fedshift.learn.gate import Gate
 from fedshift.outcome.predictor import Predicting, Predictor
-from fedshift.outcome.weights import write_sample_weights
 
 if TYPE_CHECKING:  # a deployment's server, in fedshift.federation, saves its model by this package
     from fedshift.federation.crossval import CrossFittedModel
@@ -28,6 +26,12 @@ if TYPE_CHECKING:  # a deployment's server, in fedshift.federation, saves its mo
         SiteLabelDistributions,
     )
     from fedshift.federation.task import State, Task
+    from fedshift.tabular.site_scores import SiteScores
+
+#: bars of a histogram of weights
+BARS = 20
+#: disclosure level of each phase; 2 for other phases
+DISCLOSURE_LEVELS = {"share.pool": 5, "query.share": 1, "query.describe": 1, "share.encoding": 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +105,6 @@ class Outcome(Predicting):
     def __repr__(self) -> str:
         status = "no test labels" if self.evaluation is None else self.evaluation.status
         return f"Outcome({status}; {self.stopped})"
-
-
-if TYPE_CHECKING:
-    from fedshift.tabular.site_scores import SiteScores
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,42 +238,62 @@ class TabularOutcome(Predicting):
         """Training weights of the chosen model by site; 1 for ERM."""
         return self.chosen.sample_weights()
 
-    def write_weights(self, folder: Path | str) -> dict[str, Path]:
-        """Write `sample_weights` to a Parquet file for every site (`write_sample_weights`)."""
-        return write_sample_weights(folder, self.sample_weights())
-
     def to_dict(self) -> dict[str, Any]:
-        """Return everything except models and rows, ready for JSON."""
+        """Return all results except models and rows, ready for JSON.
+
+        They are the part of a record on training; `fedshift.report.record` lists the keys.
+        """
+        fit, gate, shares = self.chosen.fit, self.gate.to_dict(), self.marginals
+        before, after, figure = self.before, self.evaluation, self.forecast.figure
         return {
-            "status": self.status,
             "choice": self.choice,
-            "objective": self.objective,
-            "seed": self.seed,
-            "seconds": self.seconds,
-            "gate": self.gate.to_dict(),
-            "explanations": {k: e.against().to_dict() for k, e in self.explanations.items()},
+            "candidates": list(self.candidates),
+            "model": f"{fit.model}, ridge {fit.ridge:g}",
+            "status": self.status,
+            "gate": {**gate, **gate["rule"]},
             "shift_type": self.shift_type,
             "outside": self.explanations["covariate"].outside,
+            "explanations": {k: e.against().to_dict() for k, e in self.explanations.items()},
             "label_distributions": None
-            if self.marginals is None
+            if shares is None
             else {
                 "estimated": ["test"],
-                **{
-                    side: {n: q.tolist() for n, q in getattr(self.marginals, side).items()}
-                    for side in ("train", "test")
-                },
+                "train": {n: q.tolist() for n, q in shares.train.items()},
+                "test": {n: q.tolist() for n, q in shares.test.items()},
             },
-            "candidates": {
-                name: {
-                    "model": c.fit.model,
-                    "ridge": c.fit.ridge,
-                    "held_out_loss": c.fit.risk,
-                    "ess": None if c.weights is None else {n: w.ess for n, w in c.weights.items()},
-                    "evaluation": None if c.evaluation is None else c.evaluation.to_records(),
-                }
-                for name, c in self.candidates.items()
-            },
-            "forecast": self.forecast.to_records(),
+            "evaluation": None
+            if before is None or after is None
+            else {"erm": before.to_records(), "chosen": after.to_records()},
             "scores": [scores.to_dict() for scores in self.scores],
-            "ledger": self.ledger.to_records(),
+            "expected": [
+                {"site": r.client, figure: r.value, "low": r.low, "high": r.high, "note": r.doubt}
+                for r in self.forecast.rows
+            ],
+            "weights": {n: self._describe_weights(n, w) for n, w in self.sample_weights().items()},
+            "ledger": [
+                {**e, "disclosure_level": DISCLOSURE_LEVELS.get(e["phase"], 2)}
+                for e in self.ledger.to_records()
+            ],
+            "replies": dict(self.ledger.replies),
+        }
+
+    def _describe_weights(self, name: str, values: Float64Array) -> dict[str, Any]:
+        weights = self.chosen.weights
+        known = None if weights is None else weights[name]
+        top = max(float(values.max()), 1e-12)
+        low = max(float(values[values > 0].min(initial=top)), top * 1e-6)
+        if low >= top:
+            edges = np.array([0.5 * top, 2.0 * top])
+        else:
+            edges = np.geomspace(low, top, BARS + 1)
+            edges[0], edges[-1] = low * (1 - 1e-9), top * (1 + 1e-9)
+        counts, _ = np.histogram(values.clip(edges[0], edges[-1]), edges)
+        return {
+            "n": len(values),
+            "mean": float(values.mean()),
+            "max": top,
+            "ess": float(values.sum() ** 2 / max(float((values**2).sum()), 1e-300)),
+            "coverage": None if known is None else known.coverage,
+            "changes": "unchanged" if known is None else known.changes,
+            "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
         }

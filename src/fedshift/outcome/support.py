@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -109,8 +109,7 @@ class Support:
 
     def save(self, path: Path) -> Path:
         """Write the arrays to a safetensors file."""
-        arrays = zip(fields(self), astuple(self), strict=True)
-        return write_tensors(path, {f.name: torch.from_numpy(a) for f, a in arrays})
+        return write_tensors(path, {n: torch.from_numpy(a) for n, a in vars(self).items()})
 
     @classmethod
     def load(cls, path: Path) -> Support:

@@ -8,19 +8,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from fedshift.core.files import atomic_path
-from fedshift.core.weights import Weights
+from fedshift.core.samples import Float64Array
 from fedshift.errors import InputError, install_hint
 
 
 def write_sample_weights(
     folder: Path | str,
-    weights: Mapping[str, Weights | npt.ArrayLike],
-    *,
-    rows: Mapping[str, Mapping[str, Sequence[Any] | npt.NDArray[Any]]] | None = None,
+    weights: Mapping[str, Float64Array],
+    rows: Mapping[str, Mapping[str, Sequence[Any] | npt.NDArray[Any]]],
 ) -> dict[str, Path]:
     """Write a Parquet file for every site: columns that identify rows, and ``sample_weight``.
 
@@ -28,10 +26,10 @@ def write_sample_weights(
     ----------
     folder : Path
         Folder for ``<site>.parquet``. Each file is complete or absent.
-    weights : mapping of site to Weights or (n,)
+    weights : mapping of site to ndarray (n,)
         Weight of each of the site's n training rows; NaN, written as null, for a row without one.
-    rows : mapping of site to columns (n,), optional
-        Columns that identify the rows; by default ``row``, their positions.
+    rows : mapping of site to columns (n,)
+        Columns that identify the rows.
 
     Returns
     -------
@@ -40,23 +38,14 @@ def write_sample_weights(
     Raises
     ------
     InputError
-        If pyarrow is missing, a site's ids and weights differ in number, or two sites would get the
-        same file name.
+        If pyarrow is missing, or two sites would get the same file name.
     """
     check_pyarrow()
     paths = {name: Path(folder) / f"{_file_name(name)}.parquet" for name in weights}
     if len(set(paths.values())) < len(paths):
         raise InputError(f"two sites get the same file name; got sites {list(weights)}; rename one")
     for name, weight in weights.items():
-        values = np.asarray(weight, dtype=np.float64)
-        ids = {"row": np.arange(len(values))} if rows is None else rows[name]
-        for column in ids.values():
-            if values.shape != (len(column),):
-                raise InputError(
-                    f"site {name!r}: weights must be one per row; got shape {values.shape} for "
-                    f"{len(column)} rows"
-                )
-        write_parquet(paths[name], {**ids, "sample_weight": values})
+        write_parquet(paths[name], {**rows[name], "sample_weight": weight})
     return paths
 
 

@@ -89,7 +89,7 @@ class Trained(Predicting):
         """Return the record that `fedshift report` reads."""
         out = self.examined.to_dict()
         out["settings"] = {**out["settings"], "training": dict(self.options)}
-        return {**out, **record.training(self.examined.encoded, self.outcome)}
+        return {**out, **self.outcome.to_dict()}
 
     def label_sentences(self) -> list[str]:
         """Return each site's estimated label distribution in words, if the shift type is label."""
@@ -255,8 +255,8 @@ def since(
     old, labels = Path(before), None
     if (old / ENCODER).is_file():
         run = load(old)
-        assert run.encoder is not None
-        encoder = run.encoder
+        assert run.predictor.encoder is not None
+        encoder = run.predictor.encoder
         if modern_sites_record(run.record)["shift_type"] == "label":
             labels = run.labels
         reference: Mapping[str, FloatArray] = run.reference

@@ -15,7 +15,7 @@ from fedshift.core.moments import moments
 from fedshift.core.params import whole_number
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weighting, Weights, effective_sample_size
-from fedshift.data.federation import Federation
+from fedshift.data.federation import Federation, check_federation
 from fedshift.errors import FedshiftWarning, InputError
 from fedshift.federation.client_weights import RatioMethod, compute_weights, estimate_log_ratios
 from fedshift.federation.crossval import CrossFittedModel, Folds, cross_fit, make_folds, scores_of
@@ -36,6 +36,7 @@ from fedshift.training import count_classes
 
 #: below this mean log loss of classifying a site's rows against training rows, they look like none
 STRANGE = 0.1
+DOUBT = "its rows differ clearly from the training rows of every site"
 #: largest weight, where the mean is about 1
 CLIP = 20.0
 #: most rounds for a ridge penalty; alone, a perceptron of few rows changes little after 75
@@ -92,11 +93,7 @@ class TableStudy:
         seed: int,
     ) -> TableStudy:
         """Check a federation, scale it and cut it into folds."""
-        if not isinstance(federation, Federation):
-            raise InputError(
-                f"fit_tables takes a fedshift.Federation; got {type(federation).__name__}; make "
-                "one with Federation.of({name: (x, y, test_x)})"
-            )
+        check_federation(federation, "fit_tables")
         whole_number(folds, "folds", least=2)
         federation, name = _read_loss(federation, loss)
         classes = count_classes(federation, Settings(loss=name))
@@ -210,7 +207,8 @@ class TableStudy:
     ) -> Forecast:
         """Forecast a model's performance at every site under a shift type."""
         covariate = explanations["covariate"]
-        doubts = _strange(covariate, [c.name for c in self.scaled])
+        unlike = (n for n in self.scaled.train if covariate.losses[f"{n} test"].mean() < STRANGE)
+        doubts = dict.fromkeys(unlike, DOUBT)
         ratios, limit = covariate.log_ratio, Weighting(clip=CLIP)
         weights = self.times_base(_split(ratios, limit) if shift == "covariate" else None)
         if self.loss == "squared":
@@ -244,9 +242,7 @@ class TableStudy:
         model = Scaled(fit.module, mean, scale, self.out).eval()
         evaluation = None
         if all(c.test_y is not None for c in self.federation):
-            values = None if weights is None else {n: w.values for n, w in weights.items()}
-            rows = (replace(c, test_x=c.test_x.astype(np.float64)) for c in self.federation)
-            evaluation = evaluate(model, Federation(tuple(rows)), loss=self.loss, weights=values)
+            evaluation = evaluate(model, self.federation, loss=self.loss, weights=weights)
         return ModelCandidate(name, fit, model, weights, evaluation)
 
 
@@ -342,9 +338,3 @@ def _by_goal(
         )
         out[name] = np.log(above) - np.log(below)
     return out
-
-
-def _strange(covariate: Explanation, names: list[str]) -> dict[str, str]:
-    """A doubt for each site whose unlabelled rows differ clearly from all training rows."""
-    doubt = "its rows differ clearly from the training rows of every site"
-    return {n: doubt for n in names if covariate.losses[f"{n} test"].mean() < STRANGE}

@@ -82,12 +82,6 @@ def test_repr_and_task(encoded: Encoded) -> None:
     assert repr(encoded.encoder) == "Encoder(4 features to 10 columns)"
 
 
-def test_without_indicators() -> None:
-    made = Sites.of({"s": (frame(300, 1), frame(50, 2))}).encode(indicators=False)
-    assert not any("missing" in c for c in made.columns)
-    assert any("without a value; filled with the training mean" in n for n in made.notes)
-
-
 def bits(made: Encoded) -> list[bytes]:
     parts = [a.tobytes() for c in made.federation for a in (c.x, c.y, c.test_x)]
     return [*parts, json.dumps(made.encoder.to_dict()).encode(), repr(made.sums).encode()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -203,11 +203,11 @@ class Labels:
             If there is no table of that name.
         """
         tables = {
-            "five-clients": lambda: _with_shrink(
-                cls.one_class_each(train=(5862, 34), test=(977, 5))
+            "five-clients": lambda: replace(
+                cls.one_class_each(train=(5862, 34), test=(977, 5)), short="shrink"
             ),
-            "five-clients-cifar": lambda: _with_shrink(
-                cls.one_class_each(train=(4885, 28), test=(977, 5))
+            "five-clients-cifar": lambda: replace(
+                cls.one_class_each(train=(4885, 28), test=(977, 5)), short="shrink"
             ),
             "two-clients": lambda: cls(
                 np.array([[100] * 10, [39] * 5 + [3986] * 5]),
@@ -283,10 +283,6 @@ def _distribution(distribution: npt.ArrayLike, counts: Int64Array, name: str) ->
     if (counts[q == 0] > 0).any():
         raise InputError(f"{name} must be positive wherever the counts are; got 0 there")
     return q
-
-
-def _with_shrink(labels: Labels) -> Labels:
-    return Labels(labels.train, labels.test, short="shrink")
 
 
 def _hundred() -> Labels:

@@ -74,7 +74,7 @@ class Encoded:
         )
 
 
-def encode(sites: Sites, *, indicators: bool = True) -> Encoded:
+def encode(sites: Sites) -> Encoded:
     """Return the rows of all sites as numbers, scaled with sums over all training rows.
 
     Only the sums and words in `Encoded.sums` leave a site.
@@ -86,12 +86,6 @@ def encode(sites: Sites, *, indicators: bool = True) -> Encoded:
       there is none, all columns of the feature are zero.
     - If at least `rare_below` training rows lack a value, a 0/1 column "… missing" marks them.
     - Columns that hardly vary in the training rows are left out.
-
-    Parameters
-    ----------
-    sites : Sites
-    indicators : bool
-        Whether to add the "… missing" columns.
 
     Raises
     ------
@@ -108,7 +102,7 @@ def encode(sites: Sites, *, indicators: bool = True) -> Encoded:
     again = {k: unit for k, unit in units.items() if unit != 1.0}
     sums = {n: t.add_squares(sites.train[n], means, again) for n, t in sums.items()}
     total = add_sums(list(sums.values()))
-    encoder, notes = _encoder(sites.schema, total, means, units, indicators)
+    encoder, notes = _encoder(sites.schema, total, means, units)
     notes = [*sites.notes, *notes]
     clients = []
     for name in sites.names:
@@ -141,12 +135,11 @@ def _encoder(
     total: ColumnSums,
     means: Mapping[str, float],
     units: Mapping[str, float],
-    indicators: bool,
 ) -> tuple[Encoder, list[str]]:
     codes: list[Code] = []
     notes: list[str] = []
     for f in schema.features:
-        lacks = indicators and total.rows - total.present[f.name] >= rare_below(total.rows)
+        lacks = total.rows - total.present[f.name] >= rare_below(total.rows)
         if f.kind == "categorical":
             code = _words(f.name, total, lacks, notes)
         else:

@@ -28,12 +28,11 @@ from fedshift.data.tables.site_rows import (
     SiteRows,
     build_rows,
     fix_commas,
-    isna,
     read_labels,
 )
 from fedshift.data.tables.target import Target, infer_target
 from fedshift.data.tables.text_table import TextTable
-from fedshift.errors import InputError, install_hint, option
+from fedshift.errors import InputError, option
 
 if TYPE_CHECKING:
     from fedshift.data.tables.encode import Encoded
@@ -159,7 +158,9 @@ class Sites:
         sources = [replace(s, table=fix_commas(s.table, roles.names(), notes)) for s in sources]
         slices, split_notes = partition_rows(sources, roles, settings)
         notes += [n for t in tables for n in t.notes] + name_notes + role_notes + split_notes
-        target, target_notes = _target(slices, roles, settings)
+        labels = (p.cells(roles.label) for p in slices if p.part == "train")
+        counts = [cells.counts() for cells in labels if cells is not None]
+        target, target_notes = infer_target(roles.label, counts, settings)
         slices, file_rows = _drop_unlabelled(slices, target, notes)
         features, dropped = _features(slices, roles, settings, notes)
         settings = replace(
@@ -176,21 +177,20 @@ class Sites:
             for part in ("train", "deploy")
         )
         _note_missing(slices, schema, notes)
-        notes = list(dict.fromkeys(notes))
         return cls(
             names=names,
             schema=schema,
             train=train,
             deploy=deploy,
             file_rows=file_rows,
-            notes=tuple(notes),
+            notes=tuple(dict.fromkeys(notes)),
         )
 
-    def encode(self, *, indicators: bool = True) -> Encoded:
+    def encode(self) -> Encoded:
         """Return a federation of numbers; see `fedshift.data.tables.encode.encode`."""
         from fedshift.data.tables.encode import encode
 
-        return encode(self, indicators=indicators)
+        return encode(self)
 
     def __repr__(self) -> str:
         train, deploy = (sum(map(len, side.values())) for side in (self.train, self.deploy))
@@ -202,36 +202,6 @@ class Sites:
             f"{classes}; {len(self.notes)} notes)"
         )
 
-    def to_records(self) -> list[dict[str, Any]]:
-        """Return a dict per site and column: its kind, and counts of rows and missing values."""
-        return [
-            {
-                "site": name,
-                "column": f.name,
-                "kind": f.kind,
-                **{
-                    f"{word} {part}": count
-                    for part, side in (("train", self.train), ("deploy", self.deploy))
-                    for word, count in (
-                        ("rows", len(side[name])),
-                        ("missing", int(isna(side[name].columns[f.name]).sum())),
-                    )
-                },
-            }
-            for name in self.names
-            for f in self.schema.features
-        ]
-
-    def to_frame(self) -> Any:
-        """Return `to_records` as a pandas data frame."""
-        try:
-            import pandas
-        except ImportError:
-            raise InputError(
-                f"to_frame needs pandas; use to_records(), or, {install_hint('tables')}"
-            ) from None
-        return pandas.DataFrame(self.to_records())
-
 
 def _check_trained(folder: Path, deploy: list[str | None], train: list[str | None]) -> None:
     lonely = [name for name in deploy if name not in train]
@@ -241,13 +211,6 @@ def _check_trained(folder: Path, deploy: list[str | None], train: list[str | Non
             f"{folder}: {whose} must have a train file; got a test or deploy file only; add a "
             "train file, or remove the site"
         )
-
-
-def _target(
-    slices: Sequence[Slice], roles: Roles, settings: TableSettings
-) -> tuple[Target, list[str]]:
-    cells = (p.cells(roles.label) for p in slices if p.part == "train")
-    return infer_target(roles.label, [c.counts() for c in cells if c is not None], settings)
 
 
 def _drop_unlabelled(
