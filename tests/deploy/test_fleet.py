@@ -195,8 +195,8 @@ import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from fedshift.deploy.local_run import run_local
-run_local(Path(sys.argv[1]), clients=["client-1"], folder=Path(sys.argv[2]), run_config={"work": 60.0},
-          on_line=lambda line: print(line, flush=True))
+run_local(Path(sys.argv[1]), clients=["client-1"], folder=Path(sys.argv[2]),
+          run_config={"work": 60.0}, on_line=lambda line: print(line, flush=True))
 """
 
 
