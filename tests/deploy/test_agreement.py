@@ -40,11 +40,11 @@ def test_what_is_read_is_what_was_written(case: str, recipe: Recipe, tmp_path: P
     made = Agreement.of(recipe, **CASES[case])
     path = made.write(tmp_path / "task.toml")
     read = Agreement.read(path)
-    assert read.digest == made.digest
+    assert read.job.digest == made.job.digest
     assert read.job.robust == made.job.robust
     assert read.job.ratio.plan == made.job.ratio.plan
     assert read.to_toml() == made.to_toml()
-    assert made.digest in repr(read)
+    assert made.job.digest in repr(read)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_methods_and_disclosure_levels(
 
 def test_seeds_make_other_tasks(recipe: Recipe) -> None:
     several = recipe.changed(["seeds=[0, 1]"])
-    digests = {Agreement.of(several, seed=s, clients=2).digest for s in (0, 1)}
+    digests = {Agreement.of(several, seed=s, clients=2).job.digest for s in (0, 1)}
     assert len(digests) == 2
 
 
@@ -133,7 +133,7 @@ def test_options_of_a_ratio_are_kept_or_refused(recipe: Recipe, tmp_path: Path) 
     agreed = Agreement.of(plain, clients=2)
     assert agreed.job.ratio.kind == "federated-mlls"
     file = agreed.write(tmp_path / "task.toml")
-    assert Agreement.read(file).digest == agreed.digest
+    assert Agreement.read(file).job.digest == agreed.job.digest
     text = file.read_text(encoding="utf-8")
     assert text.count('calibration = "bcts"') == 1
     file.write_text(text.replace('"bcts"', '"matrix"'), encoding="utf-8")

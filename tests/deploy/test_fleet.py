@@ -84,15 +84,15 @@ def test_a_round_over_tls_with_three_nodes(app: Path, folder: Path) -> None:
     assert survivors(fleets[0]) == []
     assert not list((folder / "run/fleet").iterdir())  # no key is kept
     with pytest.raises(InputError, match="already holds a finished run"):
-        run_local(app, clients=1, folder=folder / "run")
+        run_local(app, clients=["client-1"], folder=folder / "run")
 
 
 def test_without_tls_and_a_run_that_fails_is_told_in_its_own_words(app: Path, folder: Path) -> None:
     with pytest.raises(DeployError, match="asked to fail"):
-        run_local(app, clients=1, folder=folder, tls=False, run_config={"fail": True})
+        run_local(app, clients=["client-1"], folder=folder, tls=False, run_config={"fail": True})
     assert not (folder / "record" / "result.json").exists()
     assert not list(folder.glob("fleet/*/keys"))
-    finished = run_local(app, clients=1, folder=folder, tls=False)
+    finished = run_local(app, clients=["client-1"], folder=folder, tls=False)
     assert answered(finished) == [["client-1"]]
 
 
@@ -148,7 +148,7 @@ def test_a_killed_superlink_comes_back_and_the_run_goes_on(app: Path, folder: Pa
     accident = Accident("round 0", kill_superlink)
     finished = run_local(
         app,
-        clients=2,
+        clients=["client-1", "client-2"],
         folder=folder,
         run_config={"nodes": 2, "rounds": 2},
         on_line=accident.read,
@@ -174,7 +174,7 @@ def test_a_node_killed_in_a_round_is_missed_and_comes_back(app: Path, folder: Pa
     accident = Accident("round 0", kill_at_work)
     finished = run_local(
         app,
-        clients=2,
+        clients=["client-1", "client-2"],
         folder=folder,
         run_config={"nodes": 2, "rounds": 2, "work": 2.0, "deadline": 12.0, "whole": True},
         on_line=accident.read,
@@ -195,8 +195,8 @@ import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from fedshift.deploy.local_run import run_local
-run_local(Path(sys.argv[1]), clients=1, folder=Path(sys.argv[2]), run_config={"work": 60.0},
-          on_line=lambda line: print(line, flush=True))
+run_local(Path(sys.argv[1]), clients=["client-1"], folder=Path(sys.argv[2]),
+          run_config={"work": 60.0}, on_line=lambda line: print(line, flush=True))
 """
 
 

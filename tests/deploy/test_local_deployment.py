@@ -12,7 +12,7 @@ import pytest
 from fedshift.deploy import local_deployment
 from fedshift.deploy.agreement import Agreement
 from fedshift.deploy.local_deployment import deploy_local, write_site
-from fedshift.deploy.site_file import read_policy, read_site
+from fedshift.deploy.site_file import policy_of, read_site
 from fedshift.errors import InputError
 from fedshift.experiments.recipe import Recipe
 from fedshift.privacy.policy import Privacy
@@ -42,9 +42,9 @@ def test_a_site_keeps_its_policy(
     write_site(tmp_path / "sites" / "client-1", "client-1", tmp_path / "task.toml", own)
     deploy_local(agreement, tmp_path)
     paths = [started[0]["node_config"][name]["site"] for name in ("client-1", "client-2")]
-    assert [read_policy(path) for path in paths] == [own, Privacy(disclosure_level=0)]
+    assert [policy_of(read_site(path)) for path in paths] == [own, Privacy(disclosure_level=0)]
     deploy_local(agreement, tmp_path)  # goes on
-    assert read_policy(paths[0]) == own
+    assert policy_of(read_site(paths[0])) == own
     before = tree(tmp_path)
     with pytest.raises(InputError, match=r"client-1/site\.toml has the policy .*noise 4"):
         deploy_local(agreement, tmp_path, privacy=Privacy(disclosure_level=0))
@@ -84,7 +84,9 @@ def test_a_folder_of_another_task_is_left_as_it_is(
     deploy_local(agreement, tmp_path)
     before = tree(tmp_path)
     other = replace(agreement, job=replace(agreement.job, tries=7))
-    with pytest.raises(InputError, match=rf"{agreement.digest}; got a .* digest {other.digest}"):
+    with pytest.raises(
+        InputError, match=rf"{agreement.job.digest}; got a .* digest {other.job.digest}"
+    ):
         deploy_local(other, tmp_path)
     (tmp_path / "record").mkdir()
     (tmp_path / "record" / "result.json").write_text("{}")

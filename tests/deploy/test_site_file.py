@@ -51,7 +51,7 @@ def written(folder: Path, **changes: Any) -> Path:
 
 
 def describe(agreement: Agreement) -> Message:
-    return Message(Header(f"run-{agreement.digest}", "query.describe", 0))
+    return Message(Header(f"run-{agreement.job.digest}", "query.describe", 0))
 
 
 def test_a_site_of_files_answers(folder: Path, agreement: Agreement) -> None:
@@ -72,7 +72,7 @@ def test_a_site_of_files_answers(folder: Path, agreement: Agreement) -> None:
         1,
     )
     run = {"task": str(folder / "task.toml"), "record": str(folder / "record")}
-    assert FileDescription().job(run).digest == agreement.digest
+    assert FileDescription().job(run).digest == agreement.job.digest
     assert FileDescription().folder(run) == folder / "record"
 
 

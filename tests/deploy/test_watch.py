@@ -158,4 +158,3 @@ def test_events_are_a_file_that_is_added_to(folder: Path) -> None:
     assert lines[0] == events.to_records()[0]
     assert heard == ["one"]
     assert 0 <= lines[0]["at"] <= events.seconds
-    assert repr(events) == "EventLog(1; last: one)"

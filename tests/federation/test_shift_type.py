@@ -52,6 +52,7 @@ def tilted(seed: int, *, shift: float, rows: int = 400) -> Federation:
 def both(
     fed: Federation, **options: Any
 ) -> tuple[SiteLabelDistributions, dict[str, Explanation], CrossFittedModel]:
+    options = {"ledger": Ledger(), **options}
     fold = make_folds({c.name: c.y for c in fed}, count=5, seed=0)
     classes = 1 + max(int(c.y.max()) for c in fed)
     fit = cross_fit(fed, options.get("base"), fold, classes=classes)

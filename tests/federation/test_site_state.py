@@ -69,14 +69,14 @@ def test_tensors_come_back(tmp_path: Path) -> None:
 def test_a_round_finds_what_was_carried_into_it(tmp_path: Path) -> None:
     stage, one = job(plan=PLAN).stage("model"), site_state(tmp_path)
     (memory,) = one.memory(stage, 0, "cedar")
-    assert set(memory.tensors) == {"error"}
-    size = len(memory.tensors["error"])
+    assert set(memory) == {"error"}
+    size = len(memory["error"])
     for number in range(1, 7):
-        memory.tensors["error"] = torch.full((size,), float(number))
+        memory["error"] = torch.full((size,), float(number))
         one.remember(stage, number, [memory], [torch.full((size,), 10.0 + number)])
     for number in range(7 - ROUNDS, 7):
         (found,) = site_state(tmp_path).memory(stage, number, "cedar")
-        assert found.tensors["error"][0] == number
+        assert found["error"][0] == number
         (held,) = site_state(tmp_path).params(stage, number - 1)  # what it saw in the round before
         assert held[0] == 10 + number
     assert len(list(tmp_path.rglob("memory-model-*"))) == ROUNDS

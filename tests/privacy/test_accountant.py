@@ -95,13 +95,6 @@ def test_counts_and_gradients_together() -> None:
     assert alone < books.epsilon(1e-5) <= alone + 0.3
 
 
-def test_replacing_a_row_costs_as_half_the_noise() -> None:
-    replaced, halved = Accountant(), Accountant()
-    replaced.spend_epochs(noise=2.0, rows=10, batch=10, sensitivity=2.0)
-    halved.spend_epochs(noise=1.0, rows=10, batch=10)
-    assert replaced.epsilon(1e-5) == halved.epsilon(1e-5)
-
-
 def test_without_noise_epsilon_is_infinite_and_said_so() -> None:
     gradients, counts = Accountant(), Accountant()
     gradients.spend_epochs(noise=0.0, rows=10, batch=10)
@@ -232,8 +225,6 @@ def test_bad_input_is_named() -> None:
         Spent(what="a", kind="gaussian", noise=-1.0)
     with pytest.raises(InputError, match="epsilon"):
         books.spend_counts(math.nan)
-    with pytest.raises(InputError, match="sensitivity"):
-        books.spend_epochs(noise=1.0, rows=10, batch=1, sensitivity=0.0)
     with pytest.raises(InputError, match="rows"):
         books.spend_epochs(noise=1.0, rows=0, batch=1)
     with pytest.raises(InputError, match="kind"):

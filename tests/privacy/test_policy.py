@@ -23,16 +23,13 @@ def test_default_sends_no_sample_and_no_count() -> None:
 @pytest.mark.parametrize("disclosure_level", range(6))
 def test_a_disclosure_level_allows_itself_and_those_below(disclosure_level: int) -> None:
     policy = Privacy(disclosure_level=disclosure_level, raw=disclosure_level == 5)
-    assert [policy.allows(r) for r in range(6)] == [r <= disclosure_level for r in range(6)]
     for what, need in NEEDS.items():
         assert policy.allows(what) == (need <= disclosure_level)
 
 
 @given(st.one_of(st.text(), st.integers(), st.floats(), st.none(), st.booleans()))
 def test_what_is_unknown_is_refused_on_every_disclosure_level(request: Any) -> None:
-    if request in NEEDS or (
-        isinstance(request, int) and not isinstance(request, bool) and request in range(6)
-    ):
+    if request in NEEDS:
         return
     top = Privacy(disclosure_level=5, raw=True)
     assert not top.allows(request)

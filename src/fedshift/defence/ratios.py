@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -97,48 +98,19 @@ class RatioDefence:
         )
 
 
-@dataclass(frozen=True)
-class RatioCheck:
-    """Changes to the ratios of one test distribution at a client's rows.
+class RatioReport(NamedTuple):
+    """Changes to the distributions in a numerator.
 
     Attributes
     ----------
-    cut : int
-        Number of rows whose ratio was reduced by limit 1.
-    scaled : float
-        Factor of all ratios by limit 2; 1 if the mean is low enough.
-    """
-
-    cut: int = 0
-    scaled: float = 1.0
-
-
-@dataclass(frozen=True, repr=False)
-class RatioReport:
-    """Changes to all distributions in a numerator.
-
-    Attributes
-    ----------
-    distributions : dict of name to RatioCheck
-        The changes to each distribution that was used.
+    limited : list of str
+        Distributions that were cut by limit 1 or scaled by limit 2.
     left_out : dict of name to reason
         Distributions that could not be used at all.
     """
 
-    distributions: dict[str, RatioCheck]
+    limited: list[str]
     left_out: dict[str, str]
-
-    @property
-    def limited(self) -> list[str]:
-        """Distributions that were cut or scaled."""
-        return [name for name, v in self.distributions.items() if v.cut or v.scaled < 1]
-
-    def __repr__(self) -> str:
-        words = [f"sum of {len(self.distributions)} distributions"]
-        if self.limited:
-            words.append(f"limited: {', '.join(self.limited)}")
-        words += [f"left out {name}: {why}" for name, why in self.left_out.items()]
-        return f"RatioReport({'; '.join(words)})"
 
 
 def defend_log_ratios(
@@ -172,26 +144,23 @@ def defend_log_ratios(
     >>> aimed = np.where(np.arange(100) == 7, 9.0, 0.0)
     >>> s, report = defend_log_ratios(honest | {"bad": aimed})
     >>> float(np.exp(s[7])), report  # 4 + 10 instead of 4 + 8103
-    (14.000000000000004, RatioReport(sum of 5 distributions; limited: bad))
+    (14.000000000000004, RatioReport(limited=['bad'], left_out={}))
     """
     defence = RatioDefence() if defence is None else defence
     usable, left_out = _usable(log_ratios)
-    names, s = list(usable), np.stack(list(usable.values()))
-    cut = np.zeros(len(s), dtype=np.int64)
+    s = np.stack(list(usable.values()))
+    changed = np.zeros(len(s), dtype=bool)
     if defence.multiple is not None:
         usual = max(0.0, _lower_median(s.max(axis=1)))  # a ratio below `multiple` is never extreme
         limit = usual + math.log(defence.multiple)
-        cut = (s > limit).sum(axis=1)
+        changed |= (s > limit).any(axis=1)
         s = np.minimum(s, limit)
-    shrink = np.zeros(len(s))
     if defence.mass is not None:
         shrink = np.minimum(0.0, math.log(defence.mass) - _log_mean(s))
         s = s + np.where(np.isfinite(shrink), shrink, 0.0)[:, None]
-    checks = {
-        name: RatioCheck(int(c), math.exp(min(0.0, factor)))
-        for name, c, factor in zip(names, cut, shrink, strict=True)
-    }
-    return np.logaddexp.reduce(s, axis=0), RatioReport(checks, left_out)
+        changed |= shrink < 0
+    limited = list(itertools.compress(usable, changed))
+    return np.logaddexp.reduce(s, axis=0), RatioReport(limited, left_out)
 
 
 def defend_normalisers(

@@ -86,61 +86,25 @@ class Robust:
 
 
 @dataclass(frozen=True)
-class UpdateCheck:
-    """Result of the check of one client's update.
-
-    Attributes
-    ----------
-    norm : float
-        Original length.
-    factor : float
-        Factor of the update: 1 if it is short enough, 0 if it is left out.
-    left_out : str or None
-        Why it is left out.
-    """
-
-    norm: float
-    factor: float = 1.0
-    left_out: str | None = None
-
-
-@dataclass(frozen=True, repr=False)
 class UpdateReport:
     """Results of the checks of all updates of a round.
 
     Attributes
     ----------
-    rule : str
-        The rule that combined the updates.
     bound : float
         Largest length of an update; inf without clipping.
-    clients : dict of name (or position) to UpdateCheck
-        The result for each client.
+    clipped : list of names (or positions)
+        Clients with shortened updates.
+    left_out : dict of name (or position) to reason
+        Clients that are left out, and why.
     beside : tuple of names
         Clients whose statistics or control variate were limited (`fedshift.defence.statistics`).
     """
 
-    rule: str
     bound: float
-    clients: dict[str, UpdateCheck]
+    clipped: list[str]
+    left_out: dict[str, str]
     beside: tuple[str, ...] = ()
-
-    @property
-    def clipped(self) -> list[str]:
-        """Clients with shortened updates."""
-        return [name for name, v in self.clients.items() if v.left_out is None and v.factor < 1]
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        """Clients that are left out, and why."""
-        return {n: v.left_out for n, v in self.clients.items() if v.left_out is not None}
-
-    def __repr__(self) -> str:
-        words = [f"{len(self.clients)} updates by {self.rule}"]
-        if self.clipped:
-            words.append(f"shortened to {self.bound:.3g}: {', '.join(self.clipped)}")
-        words += [f"left out {name}: {why}" for name, why in self.left_out.items()]
-        return f"UpdateReport({'; '.join(words)})"
 
 
 def combine(
@@ -185,7 +149,7 @@ def combine(
     >>> total.tolist()
     [1.0, 0.0]
     >>> report
-    UpdateReport(3 updates by mean; shortened to 1: 2)
+    UpdateReport(bound=1.0, clipped=['2'], left_out={}, beside=())
     """
     robust = Robust() if robust is None else robust
     rows = list(updates)
@@ -207,11 +171,9 @@ def combine(
         out *= float(p.sum())
     elif missing > 0:
         out *= float(p.sum()) / (float(p.sum()) - missing)
-    checks = [
-        UpdateCheck(float(norm), float(factor) if why is None else 0.0, why)
-        for norm, factor, why in zip(norms, factors, whys, strict=True)
-    ]
-    return out, UpdateReport(robust.rule, bound, dict(zip(labels, checks, strict=True)))
+    clipped = [labels[k] for k in used if factors[k] < 1]
+    left_out = {n: why for n, why in zip(labels, whys, strict=True) if why is not None}
+    return out, UpdateReport(bound, clipped, left_out)
 
 
 def check_update(

@@ -33,7 +33,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -202,16 +201,11 @@ class Agreement:
         )
         return cls(recipe=recipe, job=job)
 
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the task; a site that has agreed to it accepts requests with this digest."""
-        return self.job.digest
-
     def __repr__(self) -> str:
         return (
             f"Agreement({self.recipe.name}, {len(self.job.clients)} clients, "
             f"{self.job.objective}, ratios {self.job.ratio.kind}, disclosure level "
-            f"{self.job.disclosure_level}, digest {self.digest})"
+            f"{self.job.disclosure_level}, digest {self.job.digest})"
         )
 
 

@@ -66,8 +66,3 @@ class EventLog:
         """Return all events so far, oldest first."""
         with self._lock:
             return [dict(event) for event in self._events]
-
-    def __repr__(self) -> str:
-        events = self.to_records()
-        last = f"; last: {events[-1]['what']}" if events else ""
-        return f"EventLog({len(events)}{last})"

@@ -22,7 +22,7 @@ from fedshift.deploy import flwr_cli, guard
 from fedshift.deploy.errors import DeployError
 from fedshift.deploy.event_log import EventLog
 from fedshift.deploy.keys import Keys, check_names, make_keys
-from fedshift.deploy.processes import Process, free_ports, listening
+from fedshift.deploy.processes import Command, Process, free_ports, listening
 from fedshift.deploy.watch import Watched
 from fedshift.errors import InputError
 
@@ -64,8 +64,6 @@ class Fleet:
         Log of events; by default `events.jsonl` in the folder.
     logs
         Folder with a log per process; by default `logs` in the folder.
-    days
-        Days for which certificates are valid.
     helpers
         Other processes to keep running: a mapping from a name to a command and a file. A process
         counts as ready once its file exists.
@@ -80,7 +78,6 @@ class Fleet:
         node_config: Mapping[str, Mapping[str, flwr_cli.Scalar]] | None = None,
         events: EventLog | None = None,
         logs: Path | None = None,
-        days: float = 30.0,
         helpers: Mapping[str, Helper] | None = None,
     ) -> None:
         self.clients = check_names(clients)
@@ -96,7 +93,6 @@ class Fleet:
         self.superlink: Watched
         self.nodes: dict[str, Watched] = {}
         self.helpers = {name: self._helper(name, *h) for name, h in (helpers or {}).items()}
-        self._days = days
         self._node_config = node_config or {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
@@ -132,7 +128,7 @@ class Fleet:
         for helper in self.helpers.values():  # first: they load the most
             helper.start()
         if self.tls:
-            self.keys = make_keys(self.folder / "keys", self.clients, days=self._days)
+            self.keys = make_keys(self.folder / "keys", self.clients)
             self.events.add(f"keys made, valid until {self.keys.until:%Y-%m-%d %H:%M} UTC")
         self._start_superlink(timeout)
         if self.keys is not None:
@@ -173,13 +169,9 @@ class Fleet:
         return self.superlink.ready or not self.superlink.process.running
 
     def _superlink(self) -> Watched:
-        process = Process(
-            "superlink",
-            flwr_cli.superlink(self.port, database=self.folder / "superlink.db", keys=self.keys),
-            environment=self._environment,
-            tag=self.tag,
-            log=self.logs / "superlink.log",
-        )
+        database = self.folder / "superlink.db"
+        command = flwr_cli.superlink(self.port, database=database, keys=self.keys)
+        process = self._process("superlink", command)
         return Watched(process, lambda _: listening(self.port), self.events, pause=0.2)
 
     def _node(self, position: int, name: str) -> Watched:
@@ -199,24 +191,17 @@ class Fleet:
                 config=config,
             )
 
-        process = Process(
-            f"node {name}",
-            command,
-            environment=flwr_cli.environment(self.folder / "nodes" / name / "home"),
-            tag=self.tag,
-            log=self.logs / f"node-{name}.log",
-        )
-        return Watched(process, flwr_cli.node_is_ready, self.events)
+        process = self._process(f"node {name}", command, f"nodes/{name}/home", f"node-{name}.log")
+        return Watched(process, lambda p: flwr_cli.NODE_READY in p.output(), self.events)
 
     def _helper(self, name: str, command: list[str], ready: Path) -> Watched:
-        process = Process(
-            name,
-            command,
-            environment=flwr_cli.environment(self.folder / "home"),
-            tag=self.tag,
-            log=self.logs / f"{name}.log",
-        )
+        process = self._process(name, command)
         return Watched(process, lambda _: ready.exists(), self.events, debut=60.0)
+
+    def _process(self, name: str, command: Command, home: str = "home", log: str = "") -> Process:
+        environment = flwr_cli.environment(self.folder / home)
+        path = self.logs / (log or f"{name}.log")
+        return Process(name, command, environment=environment, tag=self.tag, log=path)
 
     def _register(self, public_keys: Iterable[Path]) -> None:
         """Register keys, two at a time: each is a process that takes a second to load."""

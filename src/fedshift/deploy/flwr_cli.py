@@ -17,7 +17,6 @@ import tomli_w
 from fedshift.core.files import write_text
 from fedshift.deploy.errors import DeployError, FlowerMissing
 from fedshift.deploy.keys import Keys
-from fedshift.deploy.processes import Process
 from fedshift.errors import install_hint
 
 HOST = "127.0.0.1"
@@ -169,8 +168,3 @@ def last_lines(text: str, *, lines: int = 12) -> str:
     """Return the last lines of a log that are not blank, for an error message."""
     rows = [line.rstrip() for line in plain(text).splitlines() if line.strip()]
     return "\n".join(rows[-lines:])
-
-
-def node_is_ready(process: Process) -> bool:
-    """Return whether the SuperLink has accepted a SuperNode."""
-    return NODE_READY in process.output()

@@ -20,7 +20,7 @@ from fedshift.deploy.agreement import Agreement
 from fedshift.deploy.fleet import Fleet
 from fedshift.deploy.keys import check_names
 from fedshift.deploy.local_run import Finished, check_folder, run_local
-from fedshift.deploy.site_file import read_policy, read_site
+from fedshift.deploy.site_file import policy_of, read_site
 from fedshift.errors import InputError, install_hint, option
 from fedshift.privacy.policy import Privacy
 
@@ -128,11 +128,11 @@ def deploy_local(
 def _check_task(agreement: Agreement, path: Path) -> None:
     if not path.exists():
         return
-    digest = Agreement.read(path).digest
-    if digest != agreement.digest:
+    digest, other = agreement.job.digest, Agreement.read(path).job.digest
+    if digest != other:
         raise InputError(
-            f"{path} holds another task, with digest {digest}; got a task with digest "
-            f"{agreement.digest}; choose another folder, or continue the task of this folder"
+            f"{path} holds another task, with digest {other}; got a task with digest "
+            f"{digest}; choose another folder, or continue the task of this folder"
         )
 
 
@@ -141,7 +141,8 @@ def _policy(agreement: Agreement, folder: Path, privacy: Privacy | None) -> Priv
     path = folder / "site.toml"
     if not path.exists():
         return privacy or Privacy(disclosure_level=agreement.job.disclosure_level)
-    site, own = read_site(path), read_policy(path)
+    site = read_site(path)
+    own = policy_of(site, path.name)
     if site["client"] != folder.name:
         raise InputError(
             f"{path} must be of client {folder.name!r}; got {site['client']!r}; correct it, or "

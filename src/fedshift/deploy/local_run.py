@@ -66,7 +66,7 @@ class Finished:
 def run_local(
     app: Path,
     *,
-    clients: int | Iterable[str],
+    clients: Iterable[str],
     folder: Path,
     tls: bool = True,
     run_config: Mapping[str, flwr_cli.Scalar] | None = None,
@@ -94,7 +94,7 @@ def run_local(
     app
         Folder of the app, with its `pyproject.toml`.
     clients
-        Names of the clients. If `clients` is a number, the names are "client-1", "client-2", …
+        Names of the clients.
     folder
         Folder for all files of the run. If it holds a stopped run, this run continues. It must not
         hold a finished run.
@@ -125,12 +125,11 @@ def run_local(
     folder = Path(folder).resolve()
     record = folder / "record"
     check_folder(app, folder)
-    names = _names(clients)
     home = _fresh(folder / "fleet", time.strftime("%Y%m%d-%H%M%S"))
     events = EventLog(folder / "events.jsonl", on_event=on_event)
     with Fleet(
         home,
-        names,
+        clients,
         tls=tls,
         node_config=node_config,
         events=events,
@@ -267,14 +266,6 @@ def check_folder(app: Path, folder: Path) -> None:
         raise InputError(
             f"{folder} already holds a finished run; choose another folder, or remove {result}"
         )
-
-
-def _names(clients: int | Iterable[str]) -> list[str]:
-    if isinstance(clients, str) or (isinstance(clients, int) and clients < 1):
-        raise InputError(f"clients must be a number from 1, or a list of names; got {clients!r}")
-    if isinstance(clients, int):
-        return [f"client-{number}" for number in range(1, clients + 1)]
-    return list(clients)
 
 
 def _fresh(parent: Path, name: str) -> Path:

@@ -17,6 +17,7 @@ from fedshift.deploy.errors import DeployError
 #: below the range of ports for outgoing connections, so that none of those can take a port
 #: between our check and the start of the process that will listen there
 PORTS = range(20_000, 32_000)
+Command = Sequence[str] | Callable[[], Sequence[str]]
 
 
 class Process:
@@ -43,7 +44,7 @@ class Process:
     def __init__(
         self,
         name: str,
-        command: Sequence[str] | Callable[[], Sequence[str]],
+        command: Command,
         *,
         environment: Mapping[str, str],
         tag: str,

@@ -67,18 +67,8 @@ def read_site(path: Path | str) -> dict[str, Any]:
     return table
 
 
-def read_policy(path: Path | str) -> Privacy:
-    """Return the policy in a site's file.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or has an unknown key or a wrong value.
-    """
-    return _policy(read_site(path), Path(path).name)
-
-
-def _policy(settings: Mapping[str, Any], file: str = "site.toml") -> Privacy:
+def policy_of(settings: Mapping[str, Any], file: str = "site.toml") -> Privacy:
+    """Return the policy in the settings of a site's file; InputError if it has a wrong value."""
     from fedshift.experiments.toml_tables import Location, make
     from fedshift.privacy.policy import Privacy
 
@@ -154,7 +144,7 @@ def make_site(settings: Mapping[str, Any]) -> Any:
     from fedshift.deploy.agreement import Agreement
     from fedshift.federation.site import Site
 
-    agreement, policy = Agreement.read(settings["task"]), _policy(settings)
+    agreement, policy = Agreement.read(settings["task"]), policy_of(settings)
     name, log_ratio = settings["client"], None
     if settings["rows"] == "recipe":
         data, log_ratio = agreement.rows(name, settings.get("data-dir"))

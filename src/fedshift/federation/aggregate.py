@@ -80,7 +80,8 @@ def aggregate(
         update, report = combine([updates[i] for i in active], part[active], robust, names=names)
         gone = report.left_out
         keep = [i for i in keep if task.names[who[i]] not in gone]
-    server_step(task, tensors, -update if isinstance(plan, FedAvg) else update)
+    update = -update if isinstance(plan, FedAvg) else update
+    step(plan.rule, tensors["params"], update, tensors)
     wary = report is not None and robust is not None and robust.clip is not None
     far = [False] * len(keep)
     if replies[0].stats is not None:
@@ -99,12 +100,6 @@ def aggregate(
         beside = [task.names[who[i]] for i, is_far in zip(keep, far, strict=True) if is_far]
         report = replace(report, beside=tuple(beside))
     return report
-
-
-def server_step(task: Task, tensors: dict[str, Tensor], update: Tensor) -> None:
-    """Apply one step of the server's optimiser (`Plan.rule`) to the parameters, in place."""
-    own = {n: x for n, x in tensors.items() if n in ("m", "v", "t")}
-    step(task.plan.rule, tensors["params"], update, own)
 
 
 def sum_of(factors: Float64Array, parts: Sequence[Tensor]) -> Tensor:

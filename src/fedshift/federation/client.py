@@ -18,16 +18,8 @@ from fedshift.federation.plan import FedAvg
 from fedshift.federation.task import Batch, Task
 from fedshift.learn.norm import ClientNorm, mix_moments, norm_layers
 
-
-@dataclass
-class Memory:
-    """A client's state between rounds: its part of every per-client tensor in `State.tensors`."""
-
-    tensors: dict[str, Tensor]
-
-    def get(self, name: str) -> Tensor | None:
-        """Return the tensor with this name, or None if the client has no such tensor."""
-        return self.tensors.get(name)
+#: a client's state between rounds: its part of every per-client tensor in `State.tensors`
+Memory = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -99,7 +91,7 @@ class Client:
         loss, grad, local_grad, moments = self.differentiate(batch, message.params, local)
         stats = self._track(message.stats, moments)
         if local is not None and local_grad is not None:
-            own = {n: self.memory.tensors[f"local_{n}"] for n in _remembered(self.memory)}
+            own = {n.removeprefix("local_"): t for n, t in self.memory.items()}
             step(task.plan.rule, local, local_grad * task.share[self.position], own)
         sent, unit = self._compressed(grad, number)
         return Reply(sent, stats, None, [loss], unit)
@@ -186,10 +178,6 @@ class Client:
         if error is not None and left is not None:
             error.copy_(left)
         return sent, unit(plan.compression, vector)
-
-
-def _remembered(memory: Memory) -> list[str]:
-    return [n.removeprefix("local_") for n in memory.tensors if n.startswith("local_")]
 
 
 def batch_moments(norms: dict[str, ClientNorm], layout: ParameterLayout) -> Tensor:

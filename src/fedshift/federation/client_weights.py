@@ -289,6 +289,8 @@ def estimate_log_ratios_for(
         return out | _check_ratios(federation, method, targets)
     if isinstance(method, str) and method == "exact":
         out |= {n: federation.exact_log_ratio(n, goal) for n, goal in targets.items()}
+        if not pooling:
+            return out
         return _add_shares(out, federation.exact_log_densities, list(out), pooling)
     estimator = method
     if isinstance(method, str):
@@ -301,16 +303,14 @@ def estimate_log_ratios_for(
             for name, goal in targets.items():
                 target = None if goal == "all" else name if goal == "own" else goal
                 out[name] = estimator.source_log_ratio(name, target=target)
-        if pooling and hasattr(estimator, "marginals_") and not getattr(estimator, "pooling", 0.0):
-            known = bool(getattr(estimator, "explanations_", None))  # to compare explanations
-            _book_distributions(
-                federation, len(estimator.marginals_[federation[0].name]), ledger, known
-            )
-        return (
-            _add_shares(out, estimator.source_log_densities, estimator.sources_, pooling)
-            if pooling
-            else out
-        )
+        if not pooling:
+            return out
+        if hasattr(estimator, "marginals_") and not getattr(estimator, "pooling", 0.0):
+            size = 8 * len(estimator.marginals_[federation[0].name])
+            for c in federation:  # if explanations were compared, the server knows distributions
+                up = 0 if getattr(estimator, "explanations_", None) else size
+                ledger.add(c.name, "query.describe", up=up, down=size * len(federation))
+        return _add_shares(out, estimator.source_log_densities, estimator.sources_, pooling)
     _record_sharing(federation, targets, ledger)
     for name, goal in targets.items():
         c = federation[name]
@@ -337,19 +337,10 @@ def _add_shares(
     pooling: float,
 ) -> dict[str, Float64Array]:
     """Log ratios plus each client's log share; `order` names the columns of `distributions`."""
-    if not pooling:
-        return dict(log_ratio)
     return {
         name: r + log_share(distributions(name), list(order).index(name), pooling)
         for name, r in log_ratio.items()
     }
-
-
-def _book_distributions(federation: Federation, classes: int, ledger: Ledger, known: bool) -> None:
-    """Book that all clients receive all training label distributions; sent now unless `known`."""
-    up, down = 0 if known else 8 * classes, 8 * classes * len(federation)
-    for c in federation:
-        ledger.add(c.name, "query.describe", up=up, down=down)
 
 
 def _check_ratios(

@@ -20,7 +20,6 @@ import torch
 
 from fedshift.core.files import write_text
 from fedshift.core.samples import Float64Array
-from fedshift.defence.pool import PoolDefence
 from fedshift.defence.ratios import defend_normalisers
 from fedshift.errors import FedshiftError
 from fedshift.federation.aggregate import aggregate
@@ -57,9 +56,6 @@ class Coordinator:
         coordinator continues this run.
     watch : callable, optional
         Called with a dict after every round and for every event.
-    pool : PoolDefence, optional
-        How to remove suspicious rows from the pools of test rows that sites share (ratio kinds
-        "generated" and "raw").
     """
 
     def __init__(
@@ -69,12 +65,10 @@ class Coordinator:
         folder: Path | str,
         *,
         watch: Callable[[dict[str, Any]], None] | None = None,
-        pool: PoolDefence | None = None,
     ) -> None:
         self.job, self.transport, self.folder = job, transport, Path(folder)
         self.record = ServerRecord(folder, job.digest)
         self.watch = watch or (lambda _: None)
-        self.pool_defence = PoolDefence() if pool is None else pool
         self.ledger, self.events, self.history = self._stored()
         self._downlink = Downlink(job.stage("model"))
         self.mean_weight: dict[str, float] = {}

@@ -200,8 +200,7 @@ def _held_out(
 
 def scores_of(module: nn.Module, x: npt.ArrayLike) -> Float64Array:
     """Return the scores of n rows for C classes, (n, C)."""
-    rows = torch.tensor(np.asarray(x), dtype=torch.float64)
-    return np.asarray(predict(module, rows, batch_size=65_536).numpy())
+    return np.asarray(predict(module, x, batch_size=65_536).numpy())
 
 
 def _losses(

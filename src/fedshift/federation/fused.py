@@ -13,17 +13,16 @@ at once.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
-from fedshift.federation.client import momentum
+from fedshift.federation.client import batch_moments, momentum
 from fedshift.federation.compress import compress, show
 from fedshift.federation.engine import Engine, Log
 from fedshift.federation.layout import ParameterLayout
@@ -109,12 +108,10 @@ class Runs:
         self.to_coefficient = torch.as_tensor(offsets, device=self.device).view(-1, 1, 1)
         extra = [t.offset for t in self.tasks if t.offset is not None]
         self.offset = torch.stack(extra) if extra else None  # (R, K, C)
-        share = np.stack([t.share for t in self.tasks])
-        self.share = torch.as_tensor(share, dtype=self.x.dtype, device=self.device)
-        of_all = np.stack([t.of_all for t in self.tasks])
-        self.of_all = torch.as_tensor(of_all, dtype=self.x.dtype, device=self.device)
-        normaliser = np.stack([t.normaliser for t in self.tasks])
-        self.normaliser = torch.as_tensor(normaliser, dtype=self.x.dtype, device=self.device)
+        parts = zip(*((t.share, t.of_all, t.normaliser) for t in self.tasks), strict=True)
+        self.share, self.of_all, self.normaliser = (
+            torch.as_tensor(np.stack(p), dtype=self.x.dtype, device=self.device) for p in parts
+        )
 
     def _build(self, task: Task) -> None:
         self.layout = ParameterLayout(_shapes(task.layout), channels_last=True)
@@ -247,8 +244,8 @@ class Runs:
             sent = self._compressed(grad, who, ahead).view(self.runs, self.m, -1)
             grad = (share.unsqueeze(2) * sent).sum(1)
         with torch.no_grad():
-            own = self._memory()
-            self._step(self.plan.rule, self.t["params"], grad.view_as(self.t["params"]), own)
+            params = self.t["params"]
+            self._step(self.plan.rule, params, grad.view_as(params), self.t)
             if local is not None and local_grad is not None:
                 if self.apart:
                     local_grad = local_grad * share.reshape(-1, 1)
@@ -258,7 +255,7 @@ class Runs:
                 self._scatter("local", who, local)
                 for name, t in memory.items():
                     self._scatter(f"local_{name}", who, t)
-            self._track(who, self._old_stats(who))
+            self._keep_stats(who, self._after_batch(self._old_stats(who)))
         return loss.unsqueeze(2)
 
     def _averaging(self, draws: Draws, plan: FedAvg, ahead: int) -> Tensor:
@@ -268,7 +265,7 @@ class Runs:
         local = self._gather_local(who)
         drift = None
         if plan.scaffold:
-            control = self._gathered("ck", who).view_as(self.copy)
+            control = self._clients(self.t["ck"], who).view_as(self.copy)
             drift = self._expanded(self.t["c"]) - control
         speed: Tensor | None = None
         local_speed: Tensor | None = None
@@ -312,8 +309,7 @@ class Runs:
             of_these = torch.gather(part, 1, who)
             of_these = of_these / of_these.sum(1, keepdim=True).clamp_min(1e-30)
             mean = (of_these.unsqueeze(2) * update.view(self.runs, self.m, -1)).sum(1)
-            own = self._memory()
-            step(plan.rule, self.t["params"], -mean, own)
+            step(plan.rule, self.t["params"], -mean, self.t)
             if local is not None:
                 self._scatter("local", who, local)
             self._keep_stats(who, stats)
@@ -331,13 +327,13 @@ class Runs:
         """
         rows, crop, keep = draws.step(number)
         flat = rows.reshape(-1)
-        images = self.x[flat] if crop is None else self._cropped(flat, crop)
+        images = self.x[flat] if crop is None else take_cropped(self.x, flat, crop.reshape(-1, 3))
         if keep is not None:
             batches = images.view(-1, rows.shape[2], *images.shape[1:])
             images = blend(batches, keep.reshape(-1)).flatten(0, 1)
         if images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)
-        with self._precision():
+        with torch.autocast(self.device.type, torch.bfloat16, self.amp, cache_enabled=False):
             scores = self._forward(images)
         scores = scores.to(self.x.dtype)
         if self.offset is not None:
@@ -371,24 +367,9 @@ class Runs:
         other = factor.flip(2) * loss(scores, y.flip(2).reshape(-1)).view(rows.shape)
         return k * own + (1 - k) * other
 
-    def _cropped(self, flat: Tensor, crop: Tensor) -> Tensor:
-        return take_cropped(self.x, flat, crop.reshape(-1, 3))
-
-    @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
-        if self.amp:
-            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-                yield
-        else:
-            yield
-
     def _expanded(self, t: Tensor) -> Tensor:
         """A copy of (R, P) for every client, (R · m, P)."""
         return t.unsqueeze(1).expand(-1, self.m, -1).reshape(self.runs * self.m, -1)
-
-    def _gathered(self, name: str, who: Tensor) -> Tensor:
-        """Rows of the clients, (R, m, …), of an entry of the state (R, K, …)."""
-        return self._clients(self.t[name], who)
 
     @staticmethod
     def _clients(whole: Tensor, who: Tensor) -> Tensor:
@@ -405,7 +386,7 @@ class Runs:
         """Local scales of the clients (R, m, L), bound to the model's layers as leaves."""
         if not self.local_layout.size:
             return None
-        local = self._gathered("local", who)
+        local = self._clients(self.t["local"], who)
         flat = local.view(self.runs * self.m, -1)
         self.local_leaves = {}
         for name, view in self.local_layout.views(flat).items():
@@ -420,14 +401,10 @@ class Runs:
                 setattr(target, last, leaf)
         return local
 
-    def _memory(self) -> dict[str, Tensor]:
-        """Memory of the server's rule."""
-        return {n: t for n, t in self.t.items() if n in ("m", "v", "t")}
-
     def _gather_memory(self, who: Tensor) -> dict[str, Tensor]:
         return {
-            n.removeprefix("local_"): self._gathered(n, who)
-            for n in self.t
+            n.removeprefix("local_"): self._clients(t, who)
+            for n, t in self.t.items()
             if n.startswith("local_")
         }
 
@@ -468,27 +445,18 @@ class Runs:
         if not self.norms:
             return None
         if self.plan.norm == "local":
-            return self._gathered("stats", who)
+            return self._clients(self.t["stats"], who)
         return self.t["stats"].unsqueeze(1)
-
-    def _moments(self) -> Tensor:
-        """Moments of the last pass, (R, m, 2, S), or (R, 1, 2, S) where synchronous."""
-        means = self.stats_layout.flatten({n: m.batch_mean for n, m in self.norms.items()})
-        variances = self.stats_layout.flatten({n: m.batch_var for n, m in self.norms.items()})
-        both = torch.stack([means, variances], dim=1).to(self.x.dtype)
-        return both.view(self.runs, -1, 2, self.stats_layout.size)
 
     def _after_batch(self, old: Tensor | None) -> Tensor | None:
         if old is None or self.momentum is None:
             return None
-        moments = self._moments()
+        moments = batch_moments(self.norms, self.stats_layout).to(self.x.dtype)
+        moments = moments.view(self.runs, -1, *moments.shape[-2:])  # 1 for m where synchronous
         new = mix_moments(
             old[:, :, 0], old[:, :, 1], moments[:, :, 0], moments[:, :, 1], self.momentum
         )
         return torch.stack(new, dim=2)
-
-    def _track(self, who: Tensor, old: Tensor | None) -> None:
-        self._keep_stats(who, self._after_batch(old))
 
     def _keep_stats(self, who: Tensor, stats: Tensor | None) -> None:
         if stats is None:

@@ -22,10 +22,6 @@ class Cost(NamedTuple):
     down: int = 0
     rows: int = 0
 
-    def plus(self, other: Cost) -> Cost:
-        """Return the sum of this cost and another."""
-        return Cost(self.up + other.up, self.down + other.down, self.rows + other.rows)
-
 
 class Ledger(Mapping[tuple[str, str], Cost]):
     """Sums of bytes and rows by client and phase.
@@ -74,7 +70,7 @@ class Ledger(Mapping[tuple[str, str], Cost]):
         for name, value in (("up", up), ("down", down), ("rows", rows)):
             whole_number(value, f"ledger: {name} of client {client!r} in phase {phase!r}", least=0)
         key, cost = (client, phase), Cost(int(up), int(down), int(rows))
-        self._cost[key] = self._cost.get(key, Cost()).plus(cost)
+        self._cost[key] = _sum([self[key], cost])
         self.replies[client] += replies
 
     def merge(self, other: Ledger) -> None:
@@ -96,17 +92,15 @@ class Ledger(Mapping[tuple[str, str], Cost]):
             cost = {"up": int(count) * up, "down": int(count) * down - int(less)}
             self.add(task.names[position], phase, **cost, replies=int(count))
 
-    def record_steps(
-        self, clients: Iterable[str], *, steps: int, parameters: int, phase: str = "train.ratio"
-    ) -> None:
-        """Add the cost of training without a `Plan`.
+    def record_steps(self, clients: Iterable[str], *, steps: int, parameters: int) -> None:
+        """Add the cost of training a ratio model without a `Plan`.
 
         In every step, each client sends a gradient and receives a model. Gradient and model have
         `parameters` float32 numbers each.
         """
         size = 4 * steps * parameters
         for client in clients:
-            self.add(client, phase, up=size, down=size, replies=steps)
+            self.add(client, "train.ratio", up=size, down=size, replies=steps)
 
     @property
     def total(self) -> Cost:
@@ -124,7 +118,7 @@ class Ledger(Mapping[tuple[str, str], Cost]):
     def _grouped(self, part: int) -> dict[str, Cost]:
         out: dict[str, Cost] = {}
         for key, cost in self._cost.items():
-            out[key[part]] = out.get(key[part], Cost()).plus(cost)
+            out[key[part]] = _sum([out.get(key[part], Cost()), cost])
         return out
 
     def __getitem__(self, key: tuple[str, str]) -> Cost:
@@ -220,7 +214,4 @@ def human(size: float) -> str:
 
 
 def _sum(costs: Iterable[Cost]) -> Cost:
-    out = Cost()
-    for cost in costs:
-        out = out.plus(cost)
-    return out
+    return Cost(*map(sum, zip(Cost(), *costs, strict=True)))

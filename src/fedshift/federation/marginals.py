@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.special import softmax
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
@@ -386,5 +385,4 @@ def federation_digest(federation: Federation) -> str:
 
 
 def _probabilities(model: nn.Module, x: Any) -> Float64Array:
-    scores = predict(model, torch.as_tensor(x, dtype=torch.float32)).double().cpu().numpy()
-    return np.asarray(softmax(scores, axis=1))
+    return np.asarray(softmax(predict(model, x).double().numpy(), axis=1))

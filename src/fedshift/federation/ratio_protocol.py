@@ -18,7 +18,7 @@ from fedshift.core.tensors import write_tensors
 from fedshift.defence.calibration import add_up, check_sums, longest
 from fedshift.defence.pool import clean_pool, evened
 from fedshift.federation.deployment_task import POOLED, SHARED
-from fedshift.federation.messages import Array, Fact
+from fedshift.federation.messages import Array, Fact, Message
 from fedshift.federation.replies import (
     EDGES,
     read_cells,
@@ -81,6 +81,13 @@ class RatioProtocol:
 
         return catch_up
 
+    def _ask(
+        self, what: str, names: Iterable[str], arrays: Mapping[str, Array], *, limit: int = 4096
+    ) -> dict[str, Message]:
+        """Send the same request to named sites."""
+        payloads: dict[str, Payload] = {n: (arrays, {"what": what}) for n in names}
+        return self.server.query("query.share", 0, payloads, limit=limit)
+
     def _by_models(self, sent: Mapping[str, Array]) -> CatchUp:
         send_models = self._sender("models", lambda _: (sent, {}))
         if not self.job.ratio.bound:
@@ -96,10 +103,7 @@ class RatioProtocol:
         """Collect bin counts from all sites, and send each site the counts along its own ratio."""
         path, everyone = self.server.folder / "cells.json", list(self.job.clients)
         if not path.exists():
-            payloads: dict[str, Payload] = {
-                n: ({"edges": EDGES}, {"what": "cells"}) for n in everyone
-            }
-            replies = self.server.query("query.share", 0, payloads, limit=1_000_000)
+            replies = self._ask("cells", everyone, {"edges": EDGES}, limit=1_000_000)
             tables = self.server.parse(replies, lambda m: read_cells(m, len(everyone)))
             self.server.require("the bin counts", tables)
             write_text(path, json.dumps(tables))
@@ -123,8 +127,7 @@ class RatioProtocol:
         path = self.server.folder / "distributions.json"
 
         def send_models(names: Iterable[str]) -> list[str]:
-            payloads: dict[str, Payload] = {n: (sent, {"what": "models"}) for n in names}
-            return list(self.server.query("query.share", 0, payloads, limit=4096))
+            return list(self._ask("models", names, sent))
 
         if not path.exists():
             names = send_models(self.job.clients)
@@ -153,9 +156,7 @@ class RatioProtocol:
         return catch_up
 
     def _calibrate(self, names: list[str]) -> Float64Array:
-        payloads: dict[str, Payload] = {n: ({}, {"what": "presence"}) for n in names}
-        count = self.job.classes
-        replies = self.server.query("query.share", 0, payloads, limit=4096)
+        count, replies = self.job.classes, self._ask("presence", names, {})
         present = self.server.parse(replies, lambda m: m.array("presence", (count,), "i") > 0)
         n_sites = sum(present.values(), np.zeros(count))
         # weight of a site's rows of each class, as in `ratios.LabelShiftClient.calibrate`
@@ -190,14 +191,10 @@ class RatioProtocol:
     def _collect_label_distributions(self, names: list[str], theta: Float64Array) -> dict[str, Any]:
         """Return the test label distributions that the objective needs."""
         goal, count = self.job.goal, self.job.classes
-        payloads: dict[str, Payload] = {
-            n: ({"theta": theta}, {"what": "distribution"})
-            for n in names
-            if goal.kind == "ftw" or n == goal.client
-        }
-        if not payloads:
+        sources = [n for n in names if goal.kind == "ftw" or n == goal.client]
+        if not sources:
             return {"theta": theta.tolist(), "distributions": {}}
-        replies = self.server.query("query.share", 0, payloads, limit=4096)
+        replies = self._ask("distribution", sources, {"theta": theta})
         distributions = self.server.parse(replies, lambda m: read_distribution(m, count))
         least = 1 if goal.client else None
         self.server.require("the test label distributions", distributions, least)
@@ -208,9 +205,8 @@ class RatioProtocol:
         path = self.server.folder / "pool.safetensors"
         if not path.exists():
             quota = self.job.ratio.quota
-            payloads: dict[str, Payload] = {n: ({}, {"what": "rows"}) for n in self.job.clients}
             limit = quota * 8 * math.prod(self.job.shape) + 4096
-            replies = self.server.query("query.share", 0, payloads, limit=limit)
+            replies = self._ask("rows", self.job.clients, {}, limit=limit)
             rows = self.server.parse(replies, lambda m: read_pool(m, self.job))
             for name, message in replies.items():
                 if name in rows and self.job.ratio.kind == "raw":
@@ -219,7 +215,7 @@ class RatioProtocol:
                     self.server.note("audit", client=name, why=str(message.facts["audit"]))
             self.server.record.save_ledger(self.server.ledger)  # the rows left, even if this fails
             self.server.require("the pool", rows)
-            cleaned, report = clean_pool(rows, self.server.pool_defence)
+            cleaned, report = clean_pool(rows)
             cleaned = evened(cleaned, seed=self.job.seed)
             for name, why in report.left_out.items():
                 self.server.drop(name, "query.share", 0, why)

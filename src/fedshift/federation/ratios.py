@@ -33,8 +33,6 @@ from fedshift.learn.evaluate import predict
 from fedshift.privacy.generate import GaussianMixtureSampler
 from fedshift.privacy.vae import VAESampler
 
-IntArray = npt.NDArray[np.int64]
-
 
 class MultiSourceClient:
     r"""A site's work for a classifier that tells all clients' training and test rows apart.
@@ -64,11 +62,11 @@ class MultiSourceClient:
         self.weight = np.repeat(
             [n / (2 * self._train), n / (2 * self._test)], [self._train, self._test]
         )
-        self.fold = _folds(data.name, self.y, job)
+        self.fold = folds_of(data.name, self.y, job.ratio.folds, seed=job.seed)
 
     def task(self, stage: Stage, fold: int) -> Task:
-        """Return the training task on all folds but one."""
-        use = _training(self.fold, fold, stage.folds)
+        """Return the training task on all folds but one, or on all rows if there is one fold."""
+        use = (self.fold != fold) | (stage.folds == 1)
         rows = replace(self.data, x=self.x[use], y=self.y[use])
         return stage.own(rows, self.weight[use], fold)
 
@@ -114,8 +112,8 @@ class MultiSourceClient:
     def _logits(self, models: Sequence[nn.Module]) -> Float64Array:
         out = np.empty((len(self.x), 2 * len(self.job.clients)))
         for j, model in enumerate(models):
-            rows = _held_out(self.fold, j, len(models))
-            out[rows] = _scores(model, self.x[rows], self.job)
+            rows = self.fold == j
+            out[rows] = _scores(model, self.x[rows])
         return out
 
 
@@ -163,9 +161,9 @@ class LabelShiftClient:
         for j, model in enumerate(models):
             rows = self.fold == j
             if rows.any():
-                out[rows] = softmax(_scores(model, self.data.x[rows], self.job), axis=1)
+                out[rows] = softmax(_scores(model, self.data.x[rows]), axis=1)
         self.held_out = out
-        self.test = [softmax(_scores(m, self.data.test_x, self.job), axis=1) for m in models]
+        self.test = [softmax(_scores(m, self.data.test_x), axis=1) for m in models]
 
     def calibrate(
         self, theta: Float64Array, n_sites: Float64Array, least: int = 1
@@ -255,9 +253,8 @@ def pooled_log_ratio(
 
 def local_log_ratio(job: DeploymentTask, data: ClientData) -> Float64Array:
     """Return log ratios of the training rows, towards the site's own test rows. Nothing is sent."""
-    estimator = make_estimator(job.ratio.estimator, seed=job.seed)
-    goals = {data.name: "own"}
-    return estimate_log_ratios_for(Federation((data,)), estimator, goals)[data.name]
+    alone, goals = Federation((data,)), {data.name: "own"}
+    return estimate_log_ratios_for(alone, job.ratio.estimator, goals, seed=job.seed)[data.name]
 
 
 def compute_site_weights(
@@ -338,20 +335,5 @@ def read_tensor(arrays: Mapping[str, Any], name: str, like: torch.Tensor) -> tor
     return torch.tensor(array).to(like)
 
 
-def _folds(name: str, y: IntArray, job: DeploymentTask) -> IntArray:
-    if job.ratio.folds == 1:
-        return np.zeros(len(y), dtype=np.int64)
-    return folds_of(name, y, job.ratio.folds, seed=job.seed)
-
-
-def _training(fold: IntArray, out: int, folds: int) -> npt.NDArray[np.bool_]:
-    return np.ones(len(fold), dtype=bool) if folds == 1 else fold != out
-
-
-def _held_out(fold: IntArray, out: int, folds: int) -> npt.NDArray[np.bool_]:
-    return np.asarray(fold == out) if folds > 1 else np.ones(len(fold), dtype=bool)
-
-
-def _scores(model: nn.Module, x: Any, job: DeploymentTask) -> Float64Array:
-    dtype = torch.float64 if job.precision == "float64" else torch.float32
-    return np.asarray(predict(model, torch.as_tensor(x, dtype=dtype)).double().cpu().numpy())
+def _scores(model: nn.Module, x: Any) -> Float64Array:
+    return np.asarray(predict(model, x).double().numpy())

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.federation.aggregate import aggregate, server_step
+from fedshift.federation.aggregate import aggregate
 from fedshift.federation.client import Broadcast, Client, Memory, Reply, momentum
 from fedshift.federation.compress import show
 from fedshift.federation.engine import Engine, Log
+from fedshift.federation.optimise import step
 from fedshift.federation.task import Batch, State, follow
 from fedshift.learn.norm import mix_moments
 
@@ -71,7 +72,8 @@ class Reference(Engine):
         aggregate(self.task, self._state.tensors, who, replies)
 
     def _step(self, update: Tensor) -> None:
-        server_step(self.task, self._state.tensors, update)
+        t = self._state.tensors
+        step(self.task.plan.rule, t["params"], update, t)
 
     def _together(self, number: int, who: list[int], message: Broadcast) -> list[list[float]]:
         """Losses of a round in one pass, as if clients exchanged moments at every layer."""

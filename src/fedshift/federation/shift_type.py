@@ -146,7 +146,7 @@ def explain_label(
     *,
     base: Mapping[str, Float64Array] | None = None,
     seed: int = 0,
-    ledger: Ledger | None = None,
+    ledger: Ledger,
 ) -> tuple[SiteLabelDistributions, Explanation]:
     """Estimate test label distributions (`mlls`) and how well label shift explains the test rows.
 
@@ -177,8 +177,7 @@ def explain_label(
     )
     known = {n: calibration(softmax(s, axis=1)) for n, s in fit.held_out.items()}
     losses = _label_losses(known, judged, fold, _test_folds(federation, fold, seed), source)
-    if ledger is not None:
-        _book(ledger, distributions)
+    _book(ledger, distributions)
     table = np.log(np.maximum(distributions.target, 1e-12)) - np.log(source)
     return distributions, Explanation("label", {c.name: table[c.y] for c in federation}, losses)
 
@@ -220,7 +219,7 @@ def explain_covariate(
     *,
     base: Mapping[str, Float64Array] | None = None,
     seed: int = 0,
-    ledger: Ledger | None = None,
+    ledger: Ledger,
 ) -> Explanation:
     """Fit a federated logistic regression that classifies rows into test and training rows.
 
@@ -246,9 +245,8 @@ def explain_covariate(
         ledger=ledger,
         phase="train.ratio",
     )
-    if ledger is not None:
-        for c in federation:
-            ledger.add(c.name, "query.describe", up=8 * (2 * SUMS + 1))
+    for c in federation:
+        ledger.add(c.name, "query.describe", up=8 * (2 * SUMS + 1))
     odds = {n: s[:, 1] - s[:, 0] for n, s in fit.held_out.items()}
     train = {c.name: odds[c.name][: len(c.x)] for c in federation}
     test = {c.name: odds[c.name][len(c.x) :] for c in federation}

@@ -7,19 +7,18 @@ Requests arrive as messages over any transport. The site keeps its state on its 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedshift import __version__
+from fedshift.core.files import to_json
 from fedshift.core.samples import Float64Array
 from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.ratios import check_label_distribution
@@ -522,7 +521,7 @@ class Site:
         self.state.once("model to score", message)
         k = task.names.index(self.data.name)
         memory = self.state.memory(stage, message.header.round, self.data.name)[0]
-        for name, t in memory.tensors.items():
+        for name, t in memory.items():
             state.tensors[name][k] = t
         model = task.module(state, self.data.name)
         kind = np.float64 if self.job.precision == "float64" else np.float32
@@ -536,7 +535,7 @@ class Site:
         score = evaluate(lambda _: model, Federation((rows,)), loss=stage.loss)[self.data.name]
         # the score of a constant prediction is the share of a class, which level 1 lets leave
         known = score.__dict__ | ({} if self.privacy.disclosure_level else {"constant": None})
-        return {}, {"labelled": True, "score": json.dumps(_finite(known))}
+        return {}, {"labelled": True, "score": to_json(known)}
 
 
 def _check_labels(data: ClientData, classes: int) -> None:
@@ -564,11 +563,3 @@ def _edges(message: Message) -> Float64Array:
     if edges.ndim != 1 or not 1 <= len(edges) <= 200 or (np.diff(edges) <= 0).any():
         raise MessageError("bin edges must be a list of 1 to 200 numbers in increasing order")
     return np.asarray(edges)
-
-
-def _finite(table: Mapping[str, Any]) -> dict[str, Any]:
-    out = {}
-    for name, value in table.items():
-        v = value.item() if isinstance(value, np.generic) else value
-        out[name] = None if isinstance(v, float) and not np.isfinite(v) else v
-    return out

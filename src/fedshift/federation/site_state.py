@@ -19,7 +19,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedshift.core.files import write_text
+from fedshift.core.files import read_json, write_text
 from fedshift.core.tensors import write_tensors
 from fedshift.errors import InputError
 from fedshift.federation.client import Memory
@@ -154,13 +154,13 @@ class SiteState:
         """Return the client's memory at the start of a round, for every fold."""
         paths = [path for n, path in self._memories(stage) if n <= number]
         stored = load_file(str(paths[-1])) if paths else {}
-        out = []
+        out: list[Memory] = []
         for j in range(stage.folds):
             task = stage.blank(j)
             begin, k = task.begin().tensors, task.names.index(client)
             names = [*BY_CLIENT, *(["stats"] if task.plan.norm == "local" else [])]
             own = {n: stored.get(f"{j}/{n}", begin[n][k]).clone() for n in names if n in begin}
-            out.append(Memory(own))
+            out.append(own)
         return out
 
     def params(self, stage: Stage, number: int) -> list[Tensor]:
@@ -180,7 +180,7 @@ class SiteState:
         self, stage: Stage, number: int, memories: list[Memory], params: list[Tensor]
     ) -> None:
         """Write the client's memory for a round, and the parameters that were last received."""
-        parts = {f"{j}/{n}": t for j, m in enumerate(memories) for n, t in m.tensors.items()}
+        parts = {f"{j}/{n}": t for j, m in enumerate(memories) for n, t in m.items()}
         if stage.plan.broadcast is not None:
             parts |= {f"{j}/shown": t for j, t in enumerate(params)}
         if not parts:
@@ -211,13 +211,8 @@ def _digest(message: Message) -> str:
 
 def _notes(path: Path) -> dict[str, Any]:
     """Return the notes in a JSON file, if it is there."""
-    if not path.exists():
-        return {}
-    try:
-        notes = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        notes = None
-    if not isinstance(notes, dict):
+    notes = read_json(path) if path.exists() else {}
+    if notes is None:
         raise InputError(
             f"{path.parent.name}/{path.name} of this site must be a JSON table, as the site wrote "
             "it, but is damaged; restore it from a backup; if you remove it, the site forgets "

@@ -275,17 +275,14 @@ class Task:
 
     def participants(self, number: int) -> npt.NDArray[np.int64]:
         """Positions of the clients that take part in a round, (m,)."""
-        if isinstance(self.plan.participation, int):
-            return np.asarray(self._lottery.draw(number, 1)[0])
-        if self._fixed:
-            return np.sort(np.array([self.names.index(n) for n in self._fixed]))
-        return np.arange(len(self.names))
+        return np.asarray(self.participants_of(number, 1)[0])
 
     def participants_of(self, first: int, count: int) -> npt.NDArray[np.int64]:
         """Positions of the clients that take part in each of `count` rounds, (count, m)."""
         if isinstance(self.plan.participation, int):
             return self._lottery.draw(first, count)
-        return np.broadcast_to(self.participants(first), (count, self.n_participants))
+        always = sorted(map(self.names.index, self._fixed)) or range(len(self.names))
+        return np.broadcast_to(np.array(always), (count, len(always)))
 
     @property
     def scale(self) -> float:

@@ -2,7 +2,7 @@ r"""Privacy accounting: the (ε, δ) of everything that a site released with noi
 
 Two data sets are neighbours if one has a row and the other an empty row in its place. The empty row
 has gradient 0 and is counted in no cell of a table of counts. The number of rows is the same and
-public. (If a row may be *replaced* by another, the sensitivity doubles: set ``sensitivity=2``.) All
+public. (If a row may be *replaced* by another, the sensitivity doubles: give half the noise.) All
 guarantees are for one row. For a person with g rows, ε is up to g times as large, and δ grows more
 than that.
 
@@ -166,7 +166,6 @@ class Accountant:
         batch: int,
         steps: int = 1,
         first: int | None = None,
-        sensitivity: float = 1.0,
         what: str = "train.ratio",
     ) -> None:
         """Add batches cut from shuffled orders of a client's rows.
@@ -189,13 +188,11 @@ class Accountant:
         first : int, optional
             Index of the first batch to add, in the client's endless sequence of batches. By default
             it follows the last batch added. For a client that skips rounds, `first` is required.
-        sensitivity : float
-            Largest change by one row, in units of the clip.
         what : str
             Name of the release. A second training with another order of the rows (another seed or
             fold) needs a name of its own.
         """
-        fresh = Stream(rows=rows, batch=batch, noise=_scaled(noise, sensitivity))
+        fresh = Stream(rows=rows, batch=batch, noise=noise)
         old = self.streams.get(what, fresh)
         if (old.rows, old.batch, old.noise) != (rows, batch, fresh.noise):
             raise InputError(
@@ -330,20 +327,3 @@ def pure_renyi(epsilon: float, orders: Float64Array) -> Float64Array:
     a, b = (2 * orders - 1) * epsilon, epsilon
     rest = np.log1p(np.exp(-a)) - np.log1p(np.exp(-b))  # log cosh u/2 = u/2 + log(1 + e^−u) − log 2
     return np.asarray(epsilon + rest / (orders - 1))
-
-
-def _scaled(noise: float, sensitivity: float) -> float:
-    if not 0 < sensitivity < math.inf:
-        raise InputError(f"sensitivity must be a positive number; got {sensitivity!r}")
-    return noise / sensitivity
-
-
-__all__ = [
-    "ORDERS",
-    "Accountant",
-    "Spent",
-    "Stream",
-    "gaussian_epsilon",
-    "pure_renyi",
-    "renyi_to_epsilon",
-]

@@ -195,6 +195,3 @@ def _nearest(rows: Float64Array, samples: Float64Array) -> Float64Array:
 def _flat(rows: npt.ArrayLike) -> Float64Array:
     values = np.asarray(rows, dtype=np.float64)
     return values.reshape(len(values), -1)
-
-
-__all__ = ["FALSE", "Audit", "audit", "audit_samples", "fit_audited", "score_audit"]

@@ -91,6 +91,3 @@ def bound_from_counts(source: npt.ArrayLike, targets: Mapping[str, Released]) ->
         n_targets=len(tables),
     )
     return largest_ratio(cells, n_targets=len(tables))
-
-
-__all__ = ["bound_from_counts"]

@@ -358,6 +358,3 @@ def _checked(table: npt.NDArray[Any]) -> Counts:
             f"{table.dtype}"
         )
     return table.astype(np.int64)
-
-
-__all__ = ["Random", "Released", "Releases", "geometric", "release_counts"]

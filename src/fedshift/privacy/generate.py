@@ -152,6 +152,3 @@ def _simplest(fits: list[Float64Array]) -> int:
     best = max(fits, key=lambda f: float(f.mean()))
     lost = [best - f for f in fits]
     return next(i for i, d in enumerate(lost) if d.mean() <= d.std(ddof=1) / np.sqrt(len(d)))
-
-
-__all__ = ["GaussianMixtureSampler", "Sampler"]

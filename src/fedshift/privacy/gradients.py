@@ -195,6 +195,3 @@ def _normal(size: int, generator: torch.Generator | None) -> Tensor:
     length, angle = np.sqrt(-2 * np.log(u[:pairs])), 2 * np.pi * u[pairs:]
     z = np.concatenate([length * np.cos(angle), length * np.sin(angle)])
     return torch.from_numpy(z[:size])
-
-
-__all__ = ["RowLoss", "private_gradient", "row_gradients", "row_loss", "separate_rows"]

@@ -168,21 +168,17 @@ class Privacy:
                 "which sends no rows"
             )
 
-    def allows(self, request: str | int) -> bool:
-        """Whether a request (a key of `NEEDS`) or a disclosure level is allowed.
+    def allows(self, request: str) -> bool:
+        """Whether a request (a key of `NEEDS`) is allowed; an unknown request is not."""
+        return request in NEEDS and NEEDS[request] <= self.disclosure_level
 
-        Unknown requests and levels are not allowed.
-        """
-        need = _level_of(request)
-        return need is not None and need <= self.disclosure_level
-
-    def check(self, request: str | int, *, rows: int | None = None) -> None:
+    def check(self, request: str, *, rows: int | None = None) -> None:
         """Raise Refused if the policy does not allow a request.
 
         Parameters
         ----------
-        request : str or int
-            A key of `NEEDS`, or a disclosure level.
+        request : str
+            A key of `NEEDS`.
         rows : int, optional
             Number of rows of the distribution that the answer would describe.
 
@@ -191,12 +187,11 @@ class Privacy:
         Refused
             The message names the request, what is allowed and what to do.
         """
-        need = _level_of(request)
-        if need is None:
+        if request not in NEEDS:
             raise Refused(f"a request must be {nearest(request, NEEDS)}")
-        level = self.disclosure_level
+        need, level = NEEDS[request], self.disclosure_level
         allowed = f"this site allows disclosure level {level} ({DISCLOSURE_LEVELS[level].name})"
-        if need > self.disclosure_level:
+        if need > level:
             raise Refused(
                 f"{request!r} needs disclosure level {need} ({DISCLOSURE_LEVELS[need].name}); "
                 f"{allowed}; request less, or have the site's owner raise its disclosure level"
@@ -220,19 +215,10 @@ class Privacy:
         )
 
 
-def _level_of(request: object) -> int | None:
-    if isinstance(request, str):
-        return NEEDS.get(request)
-    return int(request) if is_whole(request, 0) and request < len(DISCLOSURE_LEVELS) else None  # type: ignore
-
-
 def _check_disclosure_level(disclosure_level: Any, name: str) -> None:
-    if _level_of(disclosure_level) is None or isinstance(disclosure_level, str):
+    if not is_whole(disclosure_level, 0) or disclosure_level >= len(DISCLOSURE_LEVELS):
         raise InputError(f"{name} must be a whole number from 0 to 5; got {disclosure_level!r}")
 
 
 def _number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-__all__ = ["DISCLOSURE_LEVELS", "NEEDS", "DisclosureLevel", "Privacy", "Refused", "describe"]

@@ -171,6 +171,3 @@ class VAESampler:
         if not hasattr(self, "_model"):
             return "VAESampler(not fitted)"
         return f"VAESampler({self.latent} numbers to {'×'.join(map(str, self.shape_))} images)"
-
-
-__all__ = ["SmallVAE", "VAESampler"]
