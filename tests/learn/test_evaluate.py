@@ -264,7 +264,7 @@ def test_without_pandas_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatc
 
     e = Evaluation((score("a", 0.5, 4),))
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"fedshift\[tables\]"):
+    with pytest.raises(ImportError, match=r"-e '\.\[tables\]'"):
         e.to_frame()
 
 
