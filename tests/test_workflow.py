@@ -17,7 +17,9 @@ from fedshift.data import ClientData, GaussianShift
 from fedshift.errors import (
     CheckpointError,
     InputError,
+    LargeMeanRatio,
     TrainingDiverged,
+    UnscaledLabels,
 )
 from fedshift.federation.client_weights import compute_weights, estimate_log_ratios
 from fedshift.training import hold_out, make_task, validate

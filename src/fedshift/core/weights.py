@@ -36,7 +36,7 @@ SLACK = 1.25
 #: where ratios are correct, chance of a `LargeMeanRatio` warning and of the error, at most
 WARN, REFUSE = 1e-3, 1e-6
 #: the error needs a geometric mean of ratios, or a mean weight, beyond its bound by these factors
-TYPICAL, MEAN = 1.5, 1e3
+TYPICAL, MEAN = 2.0, 1e3
 
 
 def effective_sample_size(weight: npt.ArrayLike) -> float:

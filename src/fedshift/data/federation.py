@@ -344,9 +344,9 @@ class Federation:
                 "exact ratios need a federation made by a shift builder of fedshift.data; got one "
                 "made otherwise; estimate the ratios with fedshift.ratio"
             )
-        known = getattr(self.truth, "names", None)
-        unknown = [c.name for c in self.clients if known is not None and c.name not in known]
-        if unknown:
+        names = [c.name for c in self.clients]
+        known = getattr(self.truth, "names", names)
+        if unknown := [n for n in names if n not in known]:
             raise InputError(
                 f"exact ratios need the clients of the shift builder, {list(known)}; got "
                 f"{unknown}; keep their names"
