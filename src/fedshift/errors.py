@@ -99,6 +99,10 @@ class LowCoverage(FedshiftWarning):
     """Part of the target distribution lies where there are no source rows."""
 
 
+class LargeMeanRatio(FedshiftWarning):
+    """The mean ratio over the source exceeds the number of target distributions."""
+
+
 class ConstantColumns(FedshiftWarning):
     """Columns have the same single value in source and target, so they carry no information."""
 
@@ -125,6 +129,10 @@ class NotConverged(FedshiftWarning):
 
 class UnscaledColumns(FedshiftWarning):
     """Columns have very different scales, so a model trained by gradients learns them poorly."""
+
+
+class UnscaledLabels(FedshiftWarning):
+    """Numbers to predict are very large or small, so a model trained by gradients misses them."""
 
 
 class DamagedCheckpoint(FedshiftWarning):

@@ -16,12 +16,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows, column_names, same_names
+from fedshift.core.samples import Float64Array, Rows, as_rows, column_names, same_names
 from fedshift.core.weights import Weighting
 from fedshift.data.federation import ClientData, Federation, check_federation
 from fedshift.errors import InputError, UnscaledColumns
 from fedshift.federation.plan import FedSGD, Plan
-from fedshift.learn.evaluate import Evaluation, predict
+from fedshift.learn.evaluate import Evaluation
 from fedshift.outcome import Outcome
 from fedshift.settings import Settings
 from fedshift.training import score
@@ -122,7 +122,7 @@ class _Federated(BaseEstimator, ABC):
         out = self.outcome_
         return score(out.task, out.state, self._encoded(federation), self._settings(), out.weights)
 
-    def _scores(self, X: Rows, client: str | None) -> FloatArray:
+    def _scores(self, X: Rows, client: str | None) -> Float64Array:
         check_is_fitted(self, "outcome_")
         x = as_rows(X, name="X")
         self._check_columns(column_names(X), "X")
@@ -130,7 +130,7 @@ class _Federated(BaseEstimator, ABC):
             raise InputError(
                 f"X must have rows of shape {self.row_shape_}, as in fit; got {x.shape[1:]}"
             )
-        return np.asarray(predict(self.outcome_.model(client), x).double().numpy())
+        return self.outcome_.predictor.scores(x, client)
 
     def _check_columns(self, names: Sequence[Any] | None, who: str) -> None:
         """Raise unless data frames have the columns of `fit`, in the same order."""

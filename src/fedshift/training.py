@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedshift.core.digest import digest
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
 from fedshift.data.federation import Federation
-from fedshift.errors import InputError, TrainingDiverged
+from fedshift.errors import InputError, TrainingDiverged, UnscaledLabels
 from fedshift.federation import draw
 from fedshift.federation.checkpoint import fingerprint, load, save
 from fedshift.federation.engine import Engine
@@ -33,6 +34,8 @@ from fedshift.settings import Settings, device_of
 
 Watcher = Callable[[dict[str, Any]], None]
 WeightedRows = tuple[Federation, dict[str, Float64Array] | None]
+#: root mean squares of regression labels above this, or below its inverse, give a warning
+FAR = 100.0
 
 
 def hold_out(
@@ -91,9 +94,21 @@ def count_classes(federation: Federation, settings: Settings) -> int:
 
 
 def with_numbers(federation: Federation) -> Federation:
-    """Convert labels to float64, so that whole numbers are not taken for classes."""
-    numbers = (replace(c, y=np.asarray(c.y, dtype=np.float64)) for c in federation)
-    return replace(federation, clients=tuple(numbers))
+    """Convert labels to float64, so that whole numbers are not taken for classes.
+
+    Warn if their root mean square is far from 1, where steps of usual size lead nowhere.
+    """
+    numbers = tuple(replace(c, y=np.asarray(c.y, dtype=np.float64)) for c in federation)
+    size = max(float(np.sqrt(np.mean(np.square(c.y)))) for c in numbers)
+    if size and not 1 / FAR < size < FAR:
+        warnings.warn(
+            f"labels should be numbers of size 1 or so; got a root mean square of {size:.3g}, at "
+            "which training may end far from them; subtract a mean and divide by a deviation, the "
+            "same at all clients",
+            UnscaledLabels,
+            stacklevel=4,
+        )
+    return replace(federation, clients=numbers)
 
 
 def make_task(
@@ -103,7 +118,7 @@ def make_task(
     model: nn.Module,
 ) -> Task:
     """Build the task, which holds the rows, weights, model and plan that an engine trains on."""
-    return Task.of(
+    task = Task.of(
         federation,
         model,
         settings.plan,
@@ -112,6 +127,12 @@ def make_task(
         dtype=torch.float64 if settings.precision == "float64" else torch.float32,
         device=device_of(settings),
     )
+    if not (task.of_all * task.mean_weight).any():
+        raise InputError(
+            "training needs a row with weight > 0; got weight 0 for all rows of all clients that "
+            "take part; check the ratios, and that training and test rows overlap"
+        )
+    return task
 
 
 def checked_model(federation: Federation, settings: Settings, classes: int) -> nn.Module:

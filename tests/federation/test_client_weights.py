@@ -505,8 +505,8 @@ class TestPooling:
     def test_plans_find_the_target_whatever_the_pooling(self, plan: fs.FedSGD | fs.FedAvg) -> None:
         """A model that sees no input learns the target's share of classes."""
         fed = self.labels([[90, 110], [20, 180]], test=((10, 190), (10, 190)))
-        blind = fs.Federation(tuple(replace(c, x=0 * c.x, test_x=0 * c.test_x) for c in fed))
-        blind = replace(blind, truth=fed.truth)
+        clients = (replace(c, x=0 * c.x, test_x=0 * c.test_x, drawn=None) for c in fed)
+        blind = replace(fed, clients=tuple(clients))
         for pooling in (0.0, 1.0):
             out = run(blind, settings(pooling=pooling, plan=plan, precision="float64"))
             scores = out.model()(torch.zeros(1, 2, dtype=torch.float64)).detach().softmax(1)

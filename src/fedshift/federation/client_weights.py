@@ -56,7 +56,6 @@ METHODS = ("exact", *ESTIMATORS)
 VERSION = 3
 #: folder of a run's log ratios, in the run's folder
 FOLDER = "log-ratios"
-LABELLED = ("BBSE", "MLLS", "RLLS")
 
 #: "exact", a name of `ESTIMATORS`, an estimator, or log ratios by client
 RatioMethod = str | Any | Mapping[str, npt.ArrayLike]
@@ -214,7 +213,11 @@ def compute_weights(
         )
     return {
         name: compute_client_weights(
-            name, r, weighting, n_targets if goals[name] == "all" else 1, covered
+            name,
+            r,
+            weighting,
+            (n_targets if goals[name] == "all" else 1) * (len(federation) if pooling else 1),
+            covered,
         )
         for name, r in ratios.values.items()
     }
@@ -314,7 +317,7 @@ def estimate_log_ratios_for(
     _record_sharing(federation, targets, ledger)
     for name, goal in targets.items():
         c = federation[name]
-        extra = {"source_labels": c.y} if type(estimator).__name__ in LABELLED else {}
+        extra = {"source_labels": c.y} if getattr(estimator, "takes_labels", False) else {}
         fitted = clone(estimator).fit(source=c.x, target=federation.targets(name, goal), **extra)
         held_out = getattr(fitted, "source_log_ratio_", None)  # out of fold, where there is one
         out[name] = np.asarray(fitted.log_ratio(c.x) if held_out is None else held_out)

@@ -143,6 +143,9 @@ class FederatedMLLS(BaseEstimator):
         Objective.of("ftw").check_pooling(self.pooling)
         if self.pooling and self.plan is not None:
             self.plan.check_pooling()
+        self.digest_ = federation_digest(federation)
+        # sums, and so the fit, do not depend on the order of the clients
+        federation = Federation(tuple(sorted(federation, key=lambda c: c.name)))
         distributions = label_distributions(federation)
         count = len(next(iter(distributions.values())))
         if count < 2:
@@ -172,7 +175,6 @@ class FederatedMLLS(BaseEstimator):
         p = np.concatenate([train_p[c.name] for c in federation])[out]
         self._train_p, self._test_p = train_p, test_p
         self._held_out = p, labels, weight / weight.sum()
-        self.digest_ = federation_digest(federation)
         return self._estimate()
 
     def recalibrated(self, calibration: Literal["bcts", "matrix"]) -> Self:
@@ -340,7 +342,8 @@ def label_distributions(federation: Federation) -> dict[str, Float64Array]:
 def class_count(federation: Federation) -> int:
     """Return the number of classes, 1 + the largest label.
 
-    Raises unless all labels are whole numbers 0, 1, ….
+    Raises unless all labels are whole numbers 0, 1, …, and at least half of them occur: most
+    outputs of a model would else stand for no class.
     """
     for c in federation:
         if not np.issubdtype(c.y.dtype, np.integer) or c.y.min() < 0:
@@ -348,7 +351,15 @@ def class_count(federation: Federation) -> int:
                 f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
                 "encode the classes first, or use FederatedClassifier, which encodes them"
             )
-    return 1 + max(int(c.y.max()) for c in federation)
+    present = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
+    count = 1 + int(present[-1])
+    if count > 2 * len(present):
+        raise InputError(
+            f"labels must be class numbers 0, 1, …; got {len(present)} classes with numbers up to "
+            f"{present[-1]}; renumber them, as FederatedClassifier does, or take loss='squared' if "
+            "the labels are numbers"
+        )
+    return count
 
 
 def balanced(y: npt.NDArray[Any], count: int) -> Float64Array:

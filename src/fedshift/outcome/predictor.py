@@ -126,8 +126,8 @@ class Predictor:
             )
         if self.local and site is None:
             raise InputError(
-                "the model has parts for each site, so one must be named: --site NAME, or site= in "
-                f"Python; it is one of {quote(self.sites, 20)}"
+                "the model has parts for each site (norm='local'), so one must be named with "
+                f"--site, site= or, of an estimator, client=; it is one of {quote(self.sites, 20)}"
             )
         model = self.model
         if self.local:

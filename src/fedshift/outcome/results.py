@@ -80,7 +80,7 @@ class Outcome(Predicting):
         """The model with all that it needs to predict."""
         model, rows = self.model().cpu(), self.task.x[:1]
         local: dict[str, dict[str, Tensor]] = {}
-        if self.task.plan.norm == "local":
+        if self.task.plan.norm == "local" and self.task.stats_layout.size:
             shared = model.state_dict()
             for site in self.task.names:
                 own = self.model(site).cpu().state_dict()
@@ -99,6 +99,7 @@ class Outcome(Predicting):
         """Return the trained model in evaluation mode.
 
         With local BatchNorm each client has its own model, and `client` names the one to return.
+        None averages their local parts: no client was trained with that model.
         """
         return self.task.module(self.state, client)
 

@@ -117,6 +117,7 @@ class LabelShift(RatioEstimator):
         Seeds the folds.
     """
 
+    takes_labels = True  #: whether `fit` takes `source_labels`
     classifier: Any
     n_folds: int
     calibration: str | None
