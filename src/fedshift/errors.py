@@ -127,5 +127,9 @@ class UnscaledColumns(FedshiftWarning):
     """Columns have very different scales, so a model trained by gradients learns them poorly."""
 
 
+class NotResumable(FedshiftWarning):
+    """Code of the user stands in no file, so a run cannot be resumed safely."""
+
+
 class DamagedCheckpoint(FedshiftWarning):
     """A checkpoint is damaged; the previous checkpoint is used."""

@@ -75,7 +75,7 @@ class _Federated(BaseEstimator, ABC):
             "pooling": self.pooling,
             "weighting": Weighting() if self.weighting is None else self.weighting,
             "model": self.model,
-            "plan": FedSGD(seed=self.seed) if self.plan is None else self.plan,
+            "plan": FedSGD() if self.plan is None else self.plan,
             "loss": self._loss,
             "validation": self.validation,
             "patience": self.patience,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedshift.core.digest import digest
+from fedshift.core.digest import NoFile, digest
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
 from fedshift.data.federation import ClientData, Federation
-from fedshift.errors import InputError, TrainingDiverged
+from fedshift.errors import InputError, NotResumable, TrainingDiverged
 from fedshift.federation import draw
 from fedshift.federation.checkpoint import fingerprint, load, save
 from fedshift.federation.engine import Engine
@@ -107,7 +108,7 @@ def make_task(
     return Task.of(
         federation,
         checked_model(federation, settings, classes),
-        settings.plan,
+        settings.plan.with_seed(settings.seed),
         weights=weights,
         loss=settings.loss,
         dtype=torch.float64 if settings.precision == "float64" else torch.float32,
@@ -136,6 +137,26 @@ def checked_model(federation: Federation, settings: Settings, classes: int) -> n
     return model
 
 
+def code_digests(federation: Federation, settings: Settings, model: nn.Module) -> dict[str, str]:
+    """Hash the code and the parameters of the model, the ratio and the shift, where they are used.
+
+    Returns an empty dict, with a warning, if code stands in no file (`digest`).
+    """
+    ratio = None if settings.objective == "erm" else settings.ratio
+    shift = federation.truth if isinstance(ratio, str) and ratio == "exact" else None
+    used = {"model": (settings.model, model), "ratio": ratio, "shift": shift}
+    try:
+        return {name: digest(value) for name, value in used.items()}
+    except NoFile as error:
+        warnings.warn(
+            f"{error}, so nothing is resumed and no checkpoint is written; move the code of model, "
+            "ratio and shift into a module file and import it",
+            NotResumable,
+            stacklevel=4,
+        )
+        return {}
+
+
 def start_engine(task: Task, state: State, settings: Settings) -> Engine:
     """Create the engine that the settings name, starting from a state."""
     if settings.engine == "fused":
@@ -150,6 +171,7 @@ def train(
     settings: Settings,
     *,
     folder: Path | None,
+    code: Mapping[str, str],
     watch: Watcher,
     ledger: Ledger,
     test: Callable[[State], Evaluation] | None,
@@ -162,6 +184,8 @@ def train(
         Validation rows with their weights.
     folder : Path, optional
         Folder of checkpoints; training continues from the last one.
+    code : mapping of str to str
+        Entries of the fingerprint for the user's code (`code_digests`).
     ledger : Ledger
         Records what is sent, also if training diverges.
     test : callable, optional
@@ -187,11 +211,11 @@ def train(
         "engine": settings.engine,
         "device": task.x.device.type,
         "precision": settings.precision,
-        "model": digest(repr(task.model), task.model.state_dict().values()),
+        **code,
         "validation": f"{settings.validation} {settings.seed if validation else ''}",
     }
     if validation is not None and validation[1] is not None:  # may differ from those of training
-        mark["validation weights"] = digest("", map(torch.as_tensor, validation[1].values()))
+        mark["validation weights"] = digest(validation[1])
     last = None if folder is None else load(folder, expect=mark)
     state, notes = last if last else (task.begin(), {"history": [], "best": None, "ledger": []})
     best = State(
@@ -251,12 +275,11 @@ def validate(task: Task, state: State, rows: WeightedRows, settings: Settings) -
     """Compute the importance-weighted risk on validation rows, summed over clients."""
     federation, weights = rows
     total: WeightedRisk | None = None
-    shared = None if task.plan.norm == "local" else _on_device(task, state, None)
+    model_of = _models_of(task, state)
     for c, share in zip(federation, task.share, strict=True):
         if share == 0 or (weights is not None and not weights[c.name].any()):
             continue  # not in the objective
-        model = _on_device(task, state, c.name) if shared is None else shared
-        scores = predict(model, torch.as_tensor(c.x, dtype=task.x.dtype))
+        scores = predict(model_of(c.name), torch.as_tensor(c.x, dtype=task.x.dtype))
         if not bool(torch.isfinite(scores).all()):
             raise TrainingDiverged(
                 f"after round {state.round}, scores of validation rows of client {c.name!r} are "
@@ -279,19 +302,17 @@ def score(
     auc: bool = True,
 ) -> Evaluation:
     """Evaluate a state on the test rows of every client, with or without the AUC."""
-    local = task.plan.norm == "local"
-    shared = None if local else _on_device(task, state, None)
-
-    def model_of(client: str) -> nn.Module:
-        return _on_device(task, state, client) if shared is None else shared
-
     data = Federation(tuple(_cast(c, task.x.dtype) for c in federation))
     values = None if weights is None else {n: w.values for n, w in weights.items()}
-    return evaluate(model_of, data, loss=settings.loss, weights=values, auc=auc)
+    return evaluate(_models_of(task, state), data, loss=settings.loss, weights=values, auc=auc)
 
 
-def _on_device(task: Task, state: State, client: str | None) -> nn.Module:
-    return task.module(state, client).to(task.x.device)
+def _models_of(task: Task, state: State) -> Callable[[str], nn.Module]:
+    """Return a function from a client to its model, on the task's device."""
+    if task.plan.norm == "local":
+        return lambda client: task.module(state, client).to(task.x.device)
+    shared = task.module(state).to(task.x.device)
+    return lambda _: shared
 
 
 def _cast(c: ClientData, dtype: torch.dtype) -> ClientData:

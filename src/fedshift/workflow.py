@@ -21,6 +21,7 @@ from fedshift.settings import Settings, device_of
 from fedshift.training import (
     Watcher,
     checked_model,
+    code_digests,
     count_classes,
     hold_out,
     make_task,
@@ -87,12 +88,14 @@ def _run(
         federation = with_numbers(federation)
     classes = count_classes(federation, settings)  # all checks come first
     device_of(settings)
-    checked_model(federation, settings, classes)
+    model = checked_model(federation, settings, classes)
     hold_out(federation, None, settings)
     settings.plan.check_clients([c.name for c in federation])
     labelled = all(c.test_y is not None for c in federation)
     if settings.watch_test and not labelled:
         raise InputError("watch_test needs test labels of every client; set watch_test=False")
+    code = {} if folder is None else code_digests(federation, settings, model)
+    folder = folder if code else None
     watch({"phase": "ratio", "objective": settings.objective})
     with bar("density ratios"):
         ratios = estimate_log_ratios(
@@ -127,6 +130,7 @@ def _run(
             validation,
             settings,
             folder=folder,
+            code=code,
             watch=follow,
             ledger=ledger,
             test=partial(test, auc=False) if settings.watch_test else None,

@@ -13,10 +13,9 @@ at once.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -258,7 +257,7 @@ class Runs:
                 self._scatter("local", who, local)
                 for name, t in memory.items():
                     self._scatter(f"local_{name}", who, t)
-            self._track(who, self._old_stats(who))
+            self._keep_stats(who, self._after_batch(self._old_stats(who)))
         return loss.unsqueeze(2)
 
     def _averaging(self, draws: Draws, plan: FedAvg, ahead: int) -> Tensor:
@@ -270,8 +269,8 @@ class Runs:
         if plan.scaffold:
             control = self._gathered("ck", who).view_as(self.copy)
             drift = self._expanded(self.t["c"]) - control
-        speed: Tensor | None = None
-        local_speed: Tensor | None = None
+        speed: Tensor | float = 0.0
+        local_speed: Tensor | float = 0.0
         stats = self._old_stats(who)
         losses = []
         for s in range(plan.local_steps):
@@ -285,18 +284,12 @@ class Runs:
                 if drift is not None:
                     grad = grad + drift
                 if plan.local_momentum:
-                    speed = grad if speed is None else speed * plan.local_momentum + grad
-                    grad = speed
+                    grad = speed = speed * plan.local_momentum + grad
                 self.copy.add_(grad, alpha=-plan.local_lr)
                 if local is not None and local_grad is not None:
                     local_grad = local_grad.view_as(local) + plan.weight_decay * local
                     if plan.local_momentum:
-                        local_speed = (
-                            local_grad
-                            if local_speed is None
-                            else local_speed * plan.local_momentum + local_grad
-                        )
-                        local_grad = local_speed
+                        local_grad = local_speed = local_speed * plan.local_momentum + local_grad
                     local.sub_(local_grad, alpha=plan.local_lr)
                 stats = self._after_batch(stats)
         with torch.no_grad():
@@ -331,13 +324,13 @@ class Runs:
         """
         rows, crop, keep = draws.step(number)
         flat = rows.reshape(-1)
-        images = self.x[flat] if crop is None else self._cropped(flat, crop)
+        images = self.x[flat] if crop is None else take_cropped(self.x, flat, crop.reshape(-1, 3))
         if keep is not None:
             batches = images.view(-1, rows.shape[2], *images.shape[1:])
             images = blend(batches, keep.reshape(-1)).flatten(0, 1)
         if images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)
-        with self._precision():
+        with torch.autocast(self.device.type, torch.bfloat16, self.amp, cache_enabled=False):
             scores = self._forward(images)
         scores = scores.to(self.x.dtype)
         if self.offset is not None:
@@ -370,17 +363,6 @@ class Runs:
         k = keep.to(own.dtype).unsqueeze(2)
         other = factor.flip(2) * loss(scores, y.flip(2).reshape(-1)).view(rows.shape)
         return k * own + (1 - k) * other
-
-    def _cropped(self, flat: Tensor, crop: Tensor) -> Tensor:
-        return take_cropped(self.x, flat, crop.reshape(-1, 3))
-
-    @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
-        if self.amp:
-            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-                yield
-        else:
-            yield
 
     def _expanded(self, t: Tensor) -> Tensor:
         """A copy of (R, P) for every client, (R · m, P)."""
@@ -446,7 +428,7 @@ class Runs:
                     scheme,
                     vectors[i][back],
                     None if error is None else error[back],
-                    seed=task.plan.seed,
+                    seed=task.seed,
                     client=task.names[k],
                     number=self.round + ahead,
                 )
@@ -486,9 +468,6 @@ class Runs:
             old[:, :, 0], old[:, :, 1], moments[:, :, 0], moments[:, :, 1], self.momentum
         )
         return torch.stack(new, dim=2)
-
-    def _track(self, who: Tensor, old: Tensor | None) -> None:
-        self._keep_stats(who, self._after_batch(old))
 
     def _keep_stats(self, who: Tensor, stats: Tensor | None) -> None:
         if stats is None:
