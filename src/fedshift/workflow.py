@@ -49,7 +49,7 @@ def run(
     folder : Path, optional
         Folder of log ratios and checkpoints. A run continues from the files that it finds there. On
         a CPU with the same number of threads, the result equals that of an uninterrupted run, bit
-        for bit.
+        for bit. The module files of your own model, ratio estimator and shift must be unchanged.
     shared : dict, optional
         Log ratios of earlier runs. Pass one empty dict to several runs, and those that need the
         same ratios estimate them once. The ledger is still that of a run that estimated its ratios
@@ -62,6 +62,14 @@ def run(
     ------
     InUseError
         If another process works in `folder`; the error names it.
+    CheckpointError
+        If `folder` has a run with other data, settings or code; the error names what differs.
+
+    Warns
+    -----
+    NotResumable
+        If your code stands in no module file, as in a notebook or in ``python -c``. Then nothing is
+        read from `folder` and nothing is written to it.
     """
     if not isinstance(federation, Federation):
         raise InputError(

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-#: parts of the paths of installed packages and of Python
-_LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
+#: folders of installed packages and of Python
+_INSTALLED, _STDLIB = {"site-packages", "dist-packages"}, Path(sysconfig.get_path("stdlib"))
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes)
 
 
@@ -84,9 +84,8 @@ class _Walk:
             return value.co_code, value.co_names, value.co_consts
         if isinstance(value, FunctionType):
             code = value.__code__ if self.module(value.__globals__.get("__name__")) else None
-            cells = [
-                c.cell_contents for c in value.__closure__ or () if c != CellType()
-            ]  # not empty
+            # a cell may still be empty
+            cells = [c.cell_contents for c in value.__closure__ or () if c != CellType()]
             inner = value.__defaults__, value.__kwdefaults__, cells, vars(value)
             return value.__qualname__, code, *inner
         if isinstance(value, type):
@@ -95,12 +94,13 @@ class _Walk:
             return value.__name__, self.module(value.__name__)
         if hasattr(value, "get_params"):
             return type(value), value.get_params(deep=False)
+        if isinstance(value, torch.nn.Module):  # the keys of hooks count all hooks of the process
+            hooks = {n: v for n, v in vars(value).items() if "_hooks" in n and isinstance(v, dict)}
+            return type(value), vars(value) | {n: [*v.values()] for n, v in hooks.items()}
         try:
             taken = value.__reduce_ex__(4)
         except Exception as error:
-            if not hasattr(value, "__dict__"):
-                raise NoFile(f"a {type(value).__name__} has no comparable content") from error
-            return type(value), vars(value)
+            raise NoFile(f"a {type(value).__name__} has no comparable content") from error
         items = () if isinstance(taken, str) else map(tuple, filter(None, taken[3:5]))
         return (taken,) if isinstance(taken, str) else (*taken[:3], *items)
 
@@ -121,22 +121,21 @@ class _Walk:
         if name in self.own:
             return self.own[name]
         root = str(name).partition(".")[0]
-        module, package = sys.modules.get(name), sys.modules.get(root)
-        file = getattr(module, "__file__", None) or getattr(package, "__file__", None) or ""
-        library = root == __name__.partition(".")[0] or any(place in file for place in _LIBRARIES)
-        if library or (not file and root in sys.stdlib_module_names):
-            self.own[name] = False
-            self.add((root, getattr(package, "__version__", "")))
-            return False
-        if not Path(file).is_file():
+        package = sys.modules.get(root)
+        module = sys.modules.get(name) or package
+        path = Path(getattr(module, "__file__", None) or getattr(package, "__file__", None) or "")
+        known = {__name__.partition(".")[0]} if path.name else sys.stdlib_module_names
+        library = root in known or _STDLIB in path.parents or _INSTALLED & {*path.parts}
+        if not (library or path.is_file()):
             raise NoFile(f"code of {name} stands in no file")
-        self.own[name] = True
-        self.add(Path(file).read_bytes())
-        for value in list(vars(module).values()):
+        self.own[name] = not library
+        self.add((root, getattr(package, "__version__", "")) if library else path.read_bytes())
+        for value in () if library else list(vars(module).values()):
             inner = isinstance(value, ModuleType)
-            other = getattr(value, "__name__" if inner else "__module__", None)
+            owner = value if isinstance(value, FunctionType | type) else type(value)
+            other = value.__name__ if inner else owner.__module__
             # submodules of a package depend on what else was imported
-            if other in sys.modules and not (inner and str(other).startswith(f"{name}.")):
+            if other in sys.modules and not (inner and other.startswith(f"{name}.")):
                 with suppress(NoFile):
                     self.module(other)
-        return True
+        return not library
