@@ -63,7 +63,9 @@ class _Walk:
         plain = type(value) in _PLAIN
         shared = isinstance(value, tuple | frozenset | CodeType)  # equal constants may be one
         seen = not (plain or shared) and id(value) in self.seen
-        self.out.update(f"{type(value).__name__} {value if plain else seen!r};".encode())
+        text = len(value) if isinstance(value, bytes) else value if plain else seen
+        self.out.update(f"{type(value).__name__} {text!r};".encode())
+        self.out.update(value if isinstance(value, bytes) else b"")
         if not (plain or seen):
             self.seen[id(value)] = value
             for part in self.parts(value):
