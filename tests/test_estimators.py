@@ -81,6 +81,25 @@ def test_parameters_are_sklearns() -> None:
     assert clf.objective == "fitw"
 
 
+def test_the_seed_seeds_a_plan_without_one() -> None:
+    fed = labelled()
+    plan = fs.FedSGD(iterations=60, lr=0.05)
+
+    def fit(seed: int, plan: Any) -> Any:
+        clf = fs.FederatedClassifier("linear", ratio="exact", seed=seed, plan=plan).fit(fed)
+        return clf.outcome_.state.tensors["params"].numpy()
+
+    first, second = fit(0, plan), fit(1, plan)
+    assert not np.allclose(first, second)
+    np.testing.assert_array_equal(fit(1, plan), second)
+    np.testing.assert_array_equal(fit(1, replace(plan, seed=1)), second)
+    assert plan.seed is None
+    own = [fit(s, replace(plan, seed=0)) for s in (0, 1)]  # a linear model starts at zero
+    np.testing.assert_array_equal(own[0], first)
+    with pytest.raises(InputError, match="seed must be a whole number of at least 0; got -1"):
+        fs.FedSGD(seed=-1)
+
+
 def test_a_folder_makes_a_second_fit_short(tmp_path: Any) -> None:
     fed = labelled()
     first = fs.FederatedClassifier("linear", ratio="exact", plan=PLAN, folder=tmp_path).fit(fed)

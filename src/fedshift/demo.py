@@ -63,7 +63,7 @@ def run(out: Path, *, seed: int = 0, console: Console | None = None) -> dict[str
                 objective=objective,
                 ratio=ratios[ratio],
                 model="linear",
-                plan=FedSGD(iterations=500, lr=0.01, batch_size=32, seed=seed),
+                plan=FedSGD(iterations=500, lr=0.01, batch_size=32),
                 seed=seed,
             )
             outcomes[name] = train(federation, settings)

@@ -135,5 +135,9 @@ class UnscaledLabels(FedshiftWarning):
     """Numbers to predict are very large or small, so a model trained by gradients misses them."""
 
 
+class NotResumable(FedshiftWarning):
+    """Code of the user stands in no file, so a run cannot be resumed safely."""
+
+
 class DamagedCheckpoint(FedshiftWarning):
     """A checkpoint is damaged; the previous checkpoint is used."""

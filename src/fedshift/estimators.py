@@ -74,7 +74,7 @@ class _Federated(BaseEstimator, ABC):
         if self.weighting is None:
             options["weighting"] = Weighting()
         if self.plan is None:
-            options["plan"] = FedSGD(seed=self.seed)
+            options["plan"] = FedSGD()
         return Settings(**options)
 
     def fit(self, federation: Federation, y: None = None) -> Self:
@@ -185,7 +185,8 @@ class FederatedClassifier(_Federated):
         client after another in plain code. Both give the same result up to rounding.
     device : str, optional
     folder : path, optional
-        Folder of checkpoints. A second `fit` with the same settings continues from the last one.
+        Folder of checkpoints. A second `fit` with the same settings and code continues from the
+        last one. Code in a notebook is never resumed (`fedshift.run`).
     seed : int
 
     Attributes

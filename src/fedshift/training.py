@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedshift.core.digest import digest
+from fedshift.core.digest import NoFile, digest
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
 from fedshift.data.federation import Federation
-from fedshift.errors import InputError, TrainingDiverged, UnscaledLabels
+from fedshift.errors import InputError, NotResumable, TrainingDiverged, UnscaledLabels
 from fedshift.federation import draw
 from fedshift.federation.checkpoint import fingerprint, load, save
 from fedshift.federation.engine import Engine
@@ -121,7 +121,7 @@ def make_task(
     task = Task.of(
         federation,
         model,
-        settings.plan,
+        settings.plan.with_seed(settings.seed),
         weights=weights,
         loss=settings.loss,
         dtype=torch.float64 if settings.precision == "float64" else torch.float32,
@@ -156,6 +156,26 @@ def checked_model(federation: Federation, settings: Settings, classes: int) -> n
     return model
 
 
+def code_digests(federation: Federation, settings: Settings, model: nn.Module) -> dict[str, str]:
+    """Hash the code and the parameters of the model, the ratio and the shift, where they are used.
+
+    Returns an empty dict, with a warning, if code stands in no file (`digest`).
+    """
+    ratio = None if settings.objective == "erm" else settings.ratio
+    shift = federation.truth if isinstance(ratio, str) and ratio == "exact" else None
+    used = {"model": (settings.model, model), "ratio": ratio, "shift": shift}
+    try:
+        return {name: digest(value) for name, value in used.items()}
+    except NoFile as error:
+        warnings.warn(
+            f"{error}, so nothing is resumed and no checkpoint is written; move the code of model, "
+            "ratio and shift into a module file and import it",
+            NotResumable,
+            stacklevel=4,
+        )
+        return {}
+
+
 def start_engine(task: Task, state: State, settings: Settings) -> Engine:
     """Create the engine that the settings name, starting from a state."""
     if settings.engine == "reference":
@@ -169,6 +189,7 @@ def train(
     settings: Settings,
     *,
     folder: Path | None,
+    code: Mapping[str, str],
     watch: Watcher,
     ledger: Ledger,
     test: Callable[[State], Evaluation] | None,
@@ -181,6 +202,8 @@ def train(
         Validation rows with their weights.
     folder : Path, optional
         Folder of checkpoints; training continues from the last one.
+    code : mapping of str to str
+        Entries of the fingerprint for the user's code (`code_digests`).
     ledger : Ledger
         Records what is sent, also if training diverges.
     test : callable, optional
@@ -206,11 +229,11 @@ def train(
         "engine": settings.engine,
         "device": task.x.device.type,
         "precision": settings.precision,
-        "model": digest(repr(task.model), task.model.state_dict().values()),
+        **code,
         "validation": f"{settings.validation} {settings.seed if validation else ''}",
     }
     if validation is not None and validation[1] is not None:  # may differ from those of training
-        mark["validation weights"] = digest("", map(torch.as_tensor, validation[1].values()))
+        mark["validation weights"] = digest(validation[1])
     last = None if folder is None else load(folder, expect=mark)
     state, notes = last if last else (task.begin(), {"history": [], "best": None, "ledger": []})
     best = State(

@@ -21,6 +21,7 @@ from fedshift.settings import Settings, device_of
 from fedshift.training import (
     Watcher,
     checked_model,
+    code_digests,
     count_classes,
     hold_out,
     make_task,
@@ -48,7 +49,7 @@ def run(
     folder : Path, optional
         Folder of log ratios and checkpoints. A run continues from the files that it finds there. On
         a CPU with the same number of threads, the result equals that of an uninterrupted run, bit
-        for bit.
+        for bit. The module files of your own model, ratio estimator and shift must be unchanged.
     shared : dict, optional
         Log ratios of earlier runs. Pass one empty dict to several runs, and those that need the
         same ratios estimate them once. The ledger is still that of a run that estimated its ratios
@@ -61,6 +62,14 @@ def run(
     ------
     InUseError
         If another process works in `folder`; the error names it.
+    CheckpointError
+        If `folder` has a run with other data, settings or code; the error names what differs.
+
+    Warns
+    -----
+    NotResumable
+        If your code stands in no module file, as in a notebook or in ``python -c``. Then nothing is
+        read from `folder` and nothing is written to it.
     """
     check_federation(federation, "run")
     watch = watch or (lambda _: None)
@@ -89,6 +98,8 @@ def _run(
     labelled = all(c.test_y is not None for c in federation)
     if settings.watch_test and not labelled:
         raise InputError("watch_test needs test labels of every client; set watch_test=False")
+    code = {} if folder is None else code_digests(federation, settings, model)
+    folder = folder if code else None
     watch({"phase": "ratio", "objective": settings.objective})
     with bar("density ratios"):
         ratios = estimate_log_ratios(
@@ -123,6 +134,7 @@ def _run(
             validation,
             settings,
             folder=folder,
+            code=code,
             watch=follow,
             ledger=ledger,
             test=partial(test, auc=False) if settings.watch_test else None,

@@ -257,7 +257,7 @@ class FederatedMLLS(BaseEstimator):
                 tuple(replace(c, x=c.x[keep[c.name]], y=c.y[keep[c.name]]) for c in federation)
             ),
             build(self.model, federation[0].x.shape[1:], count, seed=self.seed + out),
-            replace(plan, seed=plan.seed + self.seed),
+            replace(plan, seed=(plan.seed or 0) + self.seed),
             weights={name: w[keep[name]] for name, w in balance.items()},
             device=pick_device(self.device),
         )
