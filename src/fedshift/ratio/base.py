@@ -35,7 +35,7 @@ from fedshift.core.samples import (
 from fedshift.core.threads import threads_for
 from fedshift.errors import InputError, RatioDirection
 
-#: rows (n, ...) ↦ log ratios (n, m) of m models fitted together
+#: rows (n, ...) ↦ log ratios (n, m) of m models fitted together; not a closure, as it must pickle
 Path = Callable[[FloatArray], Float64Array]
 
 
@@ -152,7 +152,10 @@ class RatioEstimator(BaseEstimator):
         model = clone(self)
         model.n_targets_, model.row_shape_ = 1, source.x.shape[1:]
         model._fit(source, target)
-        return lambda x: model._predict(x)[:, None]
+        return model._predict_column
+
+    def _predict_column(self, x: FloatArray) -> Float64Array:
+        return self._predict(x)[:, None]
 
     def _predict(self, x: FloatArray) -> Float64Array:
         """Log ratio of the pooled target, block by block so that memory stays bounded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,14 +169,14 @@ class Classifier(RatioEstimator):
         weight = np.concatenate([w / w.mean() for w in weights])
         model = self._fresh(len(x))
         model.fit(x, y, **_weights(model, weight))
-        offset = math.log(n_t / n_s)
+        return partial(_log_ratio, model=model, offset=math.log(n_t / n_s))
 
-        def log_ratio(rows: FloatArray) -> Float64Array:
-            p = model.predict_proba(rows.reshape(len(rows), -1))[:, 1].astype(np.float64)
-            p = np.clip(p, 1e-9, 1.0 - 1e-9)
-            return np.asarray((np.log(p) - np.log1p(-p) - offset)[:, None])
 
-        return log_ratio
+def _log_ratio(x: FloatArray, model: Any, offset: float) -> Float64Array:
+    """Log ratio (n, 1) from the probability of the target, by Bayes' theorem."""
+    p = model.predict_proba(x.reshape(len(x), -1))[:, 1].astype(np.float64)
+    p = np.clip(p, 1e-9, 1.0 - 1e-9)
+    return np.asarray((np.log(p) - np.log1p(-p) - offset)[:, None])
 
 
 def _is_seed(name: str) -> bool:
