@@ -190,14 +190,14 @@ def _weights(model: Any, weight: Float64Array) -> dict[str, Float64Array]:
     keyword = weight_keyword(model)
     if keyword is None:
         raise InputError(
-            f"{_last(model)[0]} takes no sample_weight, but the rows have different weights: there "
-            "are duplicates, or target distributions of different size; use a classifier that "
-            "takes sample_weight, or distributions of equal size without duplicates"
+            f"{last_step(model)[0]} takes no sample_weight, but the rows have different weights: "
+            "there are duplicates, or target distributions of different size; use a classifier "
+            "that takes sample_weight, or distributions of equal size without duplicates"
         )
     return {keyword: weight}
 
 
-def _last(model: Any) -> tuple[str, Any, str]:
+def last_step(model: Any) -> tuple[str, Any, str]:
     """Return name and object of a pipeline's last step, and the prefix of its fit keywords."""
     prefix = ""
     while isinstance(model, Pipeline):
@@ -208,5 +208,5 @@ def _last(model: Any) -> tuple[str, Any, str]:
 
 def weight_keyword(model: Any) -> str | None:
     """Return the argument of `fit` for row weights, also of a pipeline; None if it has none."""
-    _, last, prefix = _last(model)
+    _, last, prefix = last_step(model)
     return f"{prefix}sample_weight" if has_fit_parameter(last, "sample_weight") else None
