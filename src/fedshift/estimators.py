@@ -18,7 +18,7 @@ from torch import nn
 
 from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows, column_names, same_names
 from fedshift.core.weights import Weighting
-from fedshift.data.federation import ClientData, Federation
+from fedshift.data.federation import ClientData, Federation, check_federation
 from fedshift.errors import InputError, UnscaledColumns
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.learn.evaluate import Evaluation, predict
@@ -101,7 +101,7 @@ class _Federated(Saving, BaseEstimator, ABC):
         UnscaledColumns
             If the model is "mlp" or "linear" and columns have very different scales.
         """
-        _check_federation(federation, "fit")
+        check_federation(federation, "fit")
         if y is not None:
             raise InputError("fit needs a Federation alone, which holds the labels; got y; drop y")
         for c in federation:
@@ -132,7 +132,7 @@ class _Federated(Saving, BaseEstimator, ABC):
     def evaluate(self, federation: Federation) -> Evaluation:
         """Evaluate on the test rows of each client, all of which must have labels."""
         check_is_fitted(self, "outcome_")
-        _check_federation(federation, "evaluate")
+        check_federation(federation, "evaluate")
         for c in federation:
             self._check_columns(c.columns, f"client {c.name!r}")
             c.check_labels()
@@ -290,14 +290,6 @@ class FederatedRegressor(_Federated):
     def predict(self, X: Rows, *, client: str | None = None) -> Float64Array:
         """Predict the values of rows (n,)."""
         return np.asarray(self._scores(X, client), dtype=np.float64).reshape(-1)
-
-
-def _check_federation(federation: object, who: str) -> None:
-    if not isinstance(federation, Federation):
-        raise InputError(
-            f"{who} needs a fedshift.Federation; got {type(federation).__name__}; make one "
-            "with Federation.of({name: (x, y, test_x)}) or use, say, fedshift.data.GaussianShift"
-        )
 
 
 def _numbers(c: ClientData, y: npt.NDArray[Any], part: str) -> Float64Array:

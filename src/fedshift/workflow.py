@@ -11,7 +11,7 @@ from typing import Any
 
 from fedshift.core.files import locked
 from fedshift.core.weights import Weights
-from fedshift.data.federation import Federation
+from fedshift.data.federation import Federation, check_federation
 from fedshift.errors import FedshiftWarning, InputError
 from fedshift.federation.client_weights import Ratios, compute_weights, estimate_log_ratios
 from fedshift.federation.ledger import Ledger
@@ -62,11 +62,9 @@ def run(
     InUseError
         If another process works in `folder`; the error names it.
     """
-    if not isinstance(federation, Federation):
-        raise InputError(
-            f"run takes a fedshift.Federation; got {type(federation).__name__}; make one with "
-            "Federation.of({name: (x, y, test_x)})"
-        )
+    check_federation(federation, "run")
+    if not isinstance(settings, Settings):
+        raise InputError(f"run needs fedshift.Settings; got {type(settings).__name__}")
     watch = watch or (lambda _: None)
     if folder is None:
         return _run(federation, settings, None, shared, watch)

@@ -329,6 +329,15 @@ class Federation:
         return self.truth
 
 
+def check_federation(federation: object, who: str) -> None:
+    """Raise unless the argument of the function `who` is a federation."""
+    if not isinstance(federation, Federation):
+        raise InputError(
+            f"{who} needs a fedshift.Federation; got {type(federation).__name__}; make one "
+            "with Federation.of({name: (x, y, test_x)}) or use, say, fedshift.data.GaussianShift"
+        )
+
+
 class Shift(Protocol):
     """A shift builder: makes a federation from labelled training and test rows."""
 

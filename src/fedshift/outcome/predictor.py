@@ -268,7 +268,10 @@ class Predicting(Saving):
         elif y is None:
             raise InputError("score needs the labels y of the rows; got none")
         figure = accuracy_score if p.classes else r2_score
-        return float(figure(np.asarray(y), guess))
+        try:
+            return float(figure(np.asarray(y), guess))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"y must hold labels like those of training; {error}") from None
 
 
 def optional_json(path: Path) -> dict[str, Any] | None:

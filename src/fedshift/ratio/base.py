@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
 from fedshift.core.bregman import Divergence, bregman_risk
-from fedshift.core.params import whole
+from fedshift.core.params import check_numbers
 from fedshift.core.samples import (
     Float64Array,
     FloatArray,
@@ -86,8 +86,7 @@ class RatioEstimator(BaseEstimator):
 
     def check_options(self) -> None:
         """Raise `InputError` if an option is not valid; `fit` calls this before any work."""
-        if hasattr(self, "seed"):
-            whole(self, "seed", least=0)
+        check_numbers(type(self), vars(self))
 
     def log_ratio(self, X: Rows) -> Any:
         """Return the log ratio of each row of X, shape (n,), as an array or a tensor like X."""
@@ -149,7 +148,7 @@ class RatioEstimator(BaseEstimator):
 
         Here that is one column. An estimator with a tuning path returns a column for each value.
         """
-        model = clone(self)
+        model: Self = clone(self)
         model.n_targets_, model.row_shape_ = 1, source.x.shape[1:]
         model._fit(source, target)
         return model._predict_column

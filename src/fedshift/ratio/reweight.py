@@ -119,7 +119,7 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
         self.ratio_: RatioEstimator | None = None
         self.weights_: Weights | None = None
         if target is None:
-            self.learner_ = _fitted(learner, X, y)
+            self.learner_ = _fitted(learner, X, y, {})
         else:
             keyword = weight_keyword(learner)
             if keyword is None:
@@ -136,7 +136,7 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
                 _source_log_ratio(ratio, X, y, target), n_targets=ratio.n_targets_
             )
             self.ratio_ = ratio
-            self.learner_ = _fitted(learner, X, y, **{keyword: np.asarray(self.weights_)})
+            self.learner_ = _fitted(learner, X, y, {keyword: np.asarray(self.weights_)})
         for name in ("classes_", "n_features_in_", "feature_names_in_"):
             if hasattr(self.learner_, name):
                 setattr(self, name, getattr(self.learner_, name))
@@ -172,7 +172,7 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
         return get_tags(self._learner())
 
 
-def _fitted(learner: Any, X: Any, y: Any, what: str = "X and y", **weights: Any) -> Any:
+def _fitted(learner: Any, X: Any, y: Any, weights: Any, what: str = "X and y") -> Any:
     try:
         return learner.fit(X, y, **weights)
     except ValueError as error:
@@ -223,7 +223,7 @@ def _columns(rows: Any, source: Any, name: str) -> dict[str, Any]:
     if names is not None:
         return {str(n): rows[n] for n in names}
     table = np.asarray(rows, dtype=object)
-    if table.ndim != 2 or np.ma.is_masked(rows):
+    if table.ndim != 2 or not table.size or np.ma.is_masked(rows):
         as_rows(rows, name=name)  # its error says what is wrong
     if table.shape[1:] != np.shape(source)[1:]:
         raise InputError(f"{name} must have rows of the same shape as source; got {table.shape}")
@@ -247,7 +247,7 @@ def verify_weights_used(learner: Any) -> None:
     wrong = np.where(weight > 0, truth, 1 - truth)
 
     def poison(**weights: Any) -> float:
-        a, b = (_fitted(clone(learner), x, y, RANDOM, **weights).predict(x) for y in (truth, wrong))
+        a, b = (_fitted(clone(learner), x, y, weights, RANDOM).predict(x) for y in (truth, wrong))
         return float(np.mean(np.abs(a.astype(float) - b.astype(float))))
 
     with_weights = 1.0 if keyword is None else poison(**{keyword: weight})

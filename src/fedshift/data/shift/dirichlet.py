@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.params import check_numbers, one_of
 from fedshift.core.samples import Rows
 from fedshift.data.federation import Federation
 from fedshift.data.shift.labels import Labels
@@ -66,6 +67,8 @@ class LabelDirichlet:
     short: Literal["error", "reuse"] = "error"
 
     def __post_init__(self) -> None:
+        check_numbers(type(self), vars(self))
+        one_of(self, "short", ("error", "reuse"))
         per_client(self.train_rows, self.clients, "train_rows")
         per_client(self.test_rows, self.clients, "test_rows")
         for name, value in (("alpha", self.alpha), ("test_alpha", self.test_alpha)):
