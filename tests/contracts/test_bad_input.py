@@ -219,7 +219,6 @@ ACCEPTED = {
     ("effective_sample_size", "weight", "no rows"): "no row is worth no row",
     ("effective_sample_size", "weight", "zeros"): "rows of weight zero are worth no row",
     ("Reweighter", "target", "a gap"): "the ratio reads an encoded copy",
-    ("Reweighter", "target", "objects"): "the ratio reads an encoded copy",
     ("Reweighter", "target", "None"): "the ratio reads an encoded copy",
     ("Reweighter", "target", "nothing"): "no target: the learner alone",
     ("CovariateTilt", "direction", "NaN"): "split names it, as it depends on the rows",

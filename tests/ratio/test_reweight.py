@@ -155,5 +155,7 @@ def test_text_reaches_the_pipeline_of_the_learner() -> None:
     assert model.predict(target).shape == (300,)
     with pytest.raises(InputError, match="target must have the same columns as source"):
         Reweighter(learner, ratio=Logistic()).fit(source, y, target=target[["age"]])
+    with pytest.raises(InputError, match=r"'age': 300 of 300 .* no usable number \('many'"):
+        Reweighter(learner, ratio=Logistic()).fit(source, y, target=target.assign(age="many"))
     with pytest.raises(InputError, match=r"LogisticRegression must be able to fit X and y.*NaN"):
         Reweighter(ratio=Logistic()).fit(source[["age"]], y, target=target[["age"]])

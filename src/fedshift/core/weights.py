@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import logsumexp
 
-from fedshift.core.params import check_numbers
+from fedshift.core.params import check_numbers, one_of
 from fedshift.core.samples import Float64Array, as_numbers
 from fedshift.errors import ClippedWeights, InputError, LowCoverage, LowEffectiveSampleSize
 
@@ -200,8 +200,7 @@ class Weighting:
 
     def __post_init__(self) -> None:
         check_numbers(type(self), vars(self))
-        if self.normalise not in ("none", "mean one"):
-            raise InputError(f"normalise must be 'none' or 'mean one'; got {self.normalise!r}")
+        one_of(self, "normalise", ("none", "mean one"))
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise InputError(f"clip must be a positive ratio; got {self.clip}; None means no clip")
         if self.winsorise is not None and not 0 < self.winsorise <= 1:

@@ -196,10 +196,10 @@ def encode_rows(source: Any, target: RowSets) -> tuple[Any, RowSets]:
     Rows that are numbers already stay as they are. Columns that hardly vary in the source are left
     out.
     """
-    named = target if isinstance(target, Mapping) else {"target": target}
     several = isinstance(target, Mapping)
-    names = [f"target[{name!r}]" if several else "target" for name in named]
-    sets = {"source": source, **dict(zip(names, named.values(), strict=True))}
+    named = target if isinstance(target, Mapping) else {"target": target}
+    targets = {f"target[{n!r}]": x for n, x in named.items()} if several else named
+    sets = {"source": source, **targets}
     try:
         for name, rows in sets.items():
             as_rows(rows, name=name)
@@ -210,10 +210,13 @@ def encode_rows(source: Any, target: RowSets) -> tuple[Any, RowSets]:
         first, *others = [_columns(rows, source, name) for name, rows in sets.items()]
     label = "label" + "_" * max(map(len, first))  # no column has this name
     first[label] = np.arange(len(next(iter(first.values())))) % 2
-    sites = {f"target {i}": (first, other) for i, other in enumerate(others)}
-    clients = Sites.of(sites, label=label).encode().federation.clients
-    tests = [c.test_x for c in clients]
-    return clients[0].x, dict(zip(named, tests, strict=True)) if several else tests[0]
+    tables = {name: (first, x) for name, x in zip(targets, others, strict=True)}
+    sites = Sites.of(tables, label=label)
+    for note in (n for n in sites.notes if "with no usable" in n):  # text between numbers
+        raise InputError(note.replace("treated as missing.", "write numbers, or None for a gap"))
+    clients = sites.encode().federation
+    encoded = {name: c.test_x for name, c in zip(named, clients, strict=True)}
+    return clients[0].x, encoded if several else encoded["target"]
 
 
 def _columns(rows: Any, source: Any, name: str) -> dict[str, Any]:

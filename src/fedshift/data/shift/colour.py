@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.params import check_numbers
+from fedshift.core.params import check_numbers, one_of
 from fedshift.core.samples import Float64Array, FloatArray, Rows, as_numbers
 from fedshift.data.federation import Federation, Goal
 from fedshift.data.shift.pool import Index, Int64Array, Pool, assemble, class_labels, client_names
@@ -178,8 +178,7 @@ class ColourFlip:
                 )
         if not 0 <= self.noise <= 1:
             raise InputError(f"noise must be a probability in [0, 1]; got {self.noise}")
-        if self.kind not in ("joint", "marginal"):
-            raise InputError(f"kind must be 'joint' or 'marginal'; got {self.kind!r}")
+        one_of(self, "kind", ("joint", "marginal"))
 
     @classmethod
     def paper(cls, *, grayscale: bool = False, kind: RatioKind = "joint") -> ColourFlip:

@@ -255,7 +255,9 @@ class GaussianShift:
 def _linear(x: Float64Array, coef: Sequence[float]) -> Float64Array:
     c = as_numbers(coef, "coef")
     if c.shape != x.shape[1:] or not np.isfinite(c).all():
-        raise InputError(f"coef must have {x.shape[1]} finite entries, one per column; got {c}")
+        raise InputError(
+            f"coef must have {x.shape[1]} entries, one finite number per column; got {c}"
+        )
     return np.asarray(x @ c)
 
 
