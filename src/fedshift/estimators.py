@@ -23,6 +23,7 @@ from fedshift.errors import InputError, UnscaledColumns
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.learn.evaluate import Evaluation
 from fedshift.outcome import Outcome
+from fedshift.outcome.predictor import Predictor, Saving
 from fedshift.settings import Settings
 from fedshift.training import score
 from fedshift.workflow import run
@@ -32,7 +33,7 @@ Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 PLAIN, APART = ("mlp", "linear"), 1e3
 
 
-class _Federated(BaseEstimator, ABC):
+class _Federated(Saving, BaseEstimator, ABC):
     """Base of classifier and regressor: `fit` learns an `Outcome`."""
 
     _loss: str
@@ -111,6 +112,14 @@ class _Federated(BaseEstimator, ABC):
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
         return self
+
+    @property
+    def predictor(self) -> Predictor:
+        """The model with all that it needs to predict, which `save` writes."""
+        check_is_fitted(self, "outcome_")
+        # a list of an array of objects may hold NumPy's numbers, which JSON does not have
+        classes = np.array(getattr(self, "classes_", np.empty(0)).tolist()).tolist()
+        return replace(self.outcome_.predictor, classes=tuple(classes))
 
     def evaluate(self, federation: Federation) -> Evaluation:
         """Evaluate on the test rows of each client, all of which must have labels."""

@@ -72,6 +72,8 @@ def run(
         read from `folder` and nothing is written to it.
     """
     check_federation(federation, "run")
+    if not isinstance(settings, Settings):
+        raise InputError(f"run needs fedshift.Settings; got {type(settings).__name__}")
     watch = watch or (lambda _: None)
     if folder is None:
         return _run(federation, settings, None, shared, watch)

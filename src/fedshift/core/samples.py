@@ -97,6 +97,14 @@ def as_rows(x: Rows, *, name: str) -> FloatArray:
     return np.ascontiguousarray(a)  # torch takes no reversed columns
 
 
+def as_numbers(values: npt.ArrayLike, name: str) -> Float64Array:
+    """Return an array of numbers of any shape; errors use `name`."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must hold numbers; got {values!r}") from None
+
+
 def _integers_as_float64(a: Array, name: str) -> Float64Array:
     out = a.astype(np.float64)
     if a.dtype.itemsize == 8 and np.abs(out).max() > 2.0**53:

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from scipy.special import logsumexp
 
-from fedshift.core.samples import Float64Array
+from fedshift.core.params import check_numbers, one_of
+from fedshift.core.samples import Float64Array, as_numbers
 from fedshift.errors import (
     ClippedWeights,
     InputError,
@@ -47,7 +48,9 @@ def effective_sample_size(weight: npt.ArrayLike) -> float:
     >>> effective_sample_size([1.0, 1.0, 1.0, 0.0])
     3.0
     """
-    w = np.asarray(weight, dtype=np.float64)
+    w = as_numbers(weight, "weight")
+    if w.ndim != 1 or np.isnan(w).any():
+        raise InputError(f"weight must be one number per row, without gaps; got {weight!r}")
     top = w.max(initial=0.0)
     if top == 0.0:
         return 0.0
@@ -234,8 +237,8 @@ class Weighting:
     min_ess: float | None = None
 
     def __post_init__(self) -> None:
-        if self.normalise not in ("none", "mean one"):
-            raise InputError(f"normalise must be 'none' or 'mean one'; got {self.normalise!r}")
+        check_numbers(type(self), vars(self))
+        one_of(self, "normalise", ("none", "mean one"))
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise InputError(f"clip must be a positive ratio; got {self.clip}; None means no clip")
         if self.winsorise is not None and not 0 < self.winsorise <= 1:
@@ -278,6 +281,7 @@ class Weighting:
             If the mean ratio exceeds `n_targets` by more than sampling error (`log_evidence`).
         """
         s = _log_ratios(log_ratio)
+        check_numbers(Weighting.__call__, locals())
         if not n_targets >= 1:
             raise InputError(
                 f"n_targets must be the number of target distributions, at least 1; got {n_targets}"
@@ -386,12 +390,7 @@ class Weighting:
 def _log_ratios(log_ratio: npt.ArrayLike | torch.Tensor) -> Float64Array:
     if isinstance(log_ratio, torch.Tensor):
         log_ratio = log_ratio.detach().cpu().double().numpy()
-    try:
-        s = np.asarray(log_ratio, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"log_ratio must hold numbers; got {type(log_ratio).__name__} that does not convert"
-        ) from None
+    s = as_numbers(log_ratio, "log_ratio")
     if s.ndim != 1 or len(s) == 0:
         raise InputError(f"log_ratio must be one value per row, shape (n,), n ≥ 1; got {s.shape}")
     bad = np.isnan(s) | (s == np.inf)

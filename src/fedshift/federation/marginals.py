@@ -22,7 +22,7 @@ from fedshift.core.samples import Float64Array
 from fedshift.core.scaling import CALIBRATIONS
 from fedshift.core.threads import STEP, threads_for
 from fedshift.core.weights import log_share
-from fedshift.data.federation import Federation
+from fedshift.data.federation import Federation, check_federation
 from fedshift.errors import InputError
 from fedshift.federation import draw
 from fedshift.federation.fused import Runs
@@ -138,6 +138,7 @@ class FederatedMLLS(BaseEstimator):
 
     def fit(self, federation: Federation) -> Self:
         """Train, calibrate, and estimate every client's test label distribution."""
+        check_federation(federation, type(self).__name__)
         check_phase(self)
         whole(self, "folds", least=2)
         Objective.of("ftw").check_pooling(self.pooling)

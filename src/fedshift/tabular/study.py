@@ -13,7 +13,7 @@ import torch
 
 from fedshift.core.moments import moments
 from fedshift.core.params import whole_number
-from fedshift.core.samples import Float64Array
+from fedshift.core.samples import Float64Array, as_numbers
 from fedshift.core.weights import Weighting, Weights, effective_sample_size
 from fedshift.data.federation import Federation, check_federation
 from fedshift.errors import FedshiftWarning, InputError
@@ -95,6 +95,7 @@ class TableStudy:
         """Check a federation, scale it and cut it into folds."""
         check_federation(federation, "fit_tables")
         whole_number(folds, "folds", least=2)
+        whole_number(seed, "seed", least=0)
         federation, name = _read_loss(federation, loss)
         classes = count_classes(federation, Settings(loss=name))
         rows = sum(len(c.x) for c in federation)
@@ -299,7 +300,7 @@ def _checked_base(
 ) -> dict[str, Float64Array]:
     out = {}
     for c in federation:
-        w = np.asarray(base.get(c.name, np.ones(len(c.x))), dtype=np.float64)
+        w = as_numbers(base.get(c.name, np.ones(len(c.x))), f"client {c.name!r}: base")
         good = w.shape == (len(c.x),) and np.isfinite(w).all() and (w >= 0).all() and w.any()
         if not good:
             raise InputError(

@@ -77,7 +77,7 @@ def second_moment(rows: Rows, *, weight: npt.ArrayLike | None = None) -> Float64
            [0. , 2. ]])
     """
     x = matrix(rows, "rows")
-    w = np.ones(len(x)) if weight is None else vector(weight, "weight", length=len(x), least=0.0)
+    w = _weights(weight, len(x))
     moment: Float64Array = (x * (w / w.sum())[:, None]).T @ x
     return moment
 
@@ -120,7 +120,7 @@ def fixed_design(
     """
     rows = matrix(x, "x")
     n, d = rows.shape
-    w = np.ones(n) if weight is None else vector(weight, "weight", length=n, least=0.0)
+    w = _weights(weight, n)
     sigma = matrix(moment, "moment")
     if sigma.shape != (d, d):
         raise InputError(
@@ -170,7 +170,7 @@ def random_design(
     >>> random_design(draw=draw, theta=[1, 1], noise=1.0, ridge=1.0, moment=np.eye(2)).designs
     1000
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(whole_number(seed, "seed", least=0))
     each = []
     for _ in range(whole_number(designs, "designs")):
         x, weight = draw(rng)
@@ -187,3 +187,10 @@ def random_design(
         variance_error=float(errors[1]),
         designs=designs,
     )
+
+
+def _weights(weight: npt.ArrayLike | None, n: int) -> Float64Array:
+    w = np.ones(n) if weight is None else vector(weight, "weight", length=n, least=0.0)
+    if not w.any():
+        raise InputError("weight must be above zero for at least one row; got zeros only")
+    return w
