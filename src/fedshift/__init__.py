@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedshift.data.tables import Sites as Sites
     from fedshift.estimators import FederatedClassifier as FederatedClassifier
     from fedshift.estimators import FederatedRegressor as FederatedRegressor
+    from fedshift.grid import cross_validate as cross_validate
     from fedshift.federation.marginals import FederatedMLLS as FederatedMLLS
     from fedshift.federation.plan import QSGD as QSGD
     from fedshift.federation.plan import FedAvg as FedAvg
@@ -47,6 +48,7 @@ else:
             "data.federation": ("ClientData", "Federation"),
             "data.tables": ("Sites",),
             "estimators": ("FederatedClassifier", "FederatedRegressor"),
+            "grid": ("cross_validate",),
             "federation.ratio_selection": ("FederatedAuto",),
             "federation.marginals": ("FederatedMLLS",),
             "federation.plan": ("QSGD", "FedAvg", "FedSGD", "Optimizer", "Sign", "TopK"),

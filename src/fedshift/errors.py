@@ -127,5 +127,9 @@ class UnscaledColumns(FedshiftWarning):
     """Columns have very different scales, so a model trained by gradients learns them poorly."""
 
 
+class NoBetterThanConstant(FedshiftWarning):
+    """On held-out rows, a constant prediction is as good as the model."""
+
+
 class DamagedCheckpoint(FedshiftWarning):
     """A checkpoint is damaged; the previous checkpoint is used."""

@@ -18,18 +18,29 @@ from torch import nn
 
 from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows, column_names, same_names
 from fedshift.core.weights import Weighting
-from fedshift.data.federation import ClientData, Federation
-from fedshift.errors import InputError, UnscaledColumns
+from fedshift.data.federation import Federation
+from fedshift.data.labels import encode_classes, learn_classes, with_numbers
+from fedshift.errors import InputError, NoBetterThanConstant, UnscaledColumns
+from fedshift.federation.ledger import Ledger
 from fedshift.federation.plan import FedSGD, Plan
+from fedshift.federation.scaling import Scaling
 from fedshift.learn.evaluate import Evaluation, predict
+from fedshift.learn.gate import difference
 from fedshift.outcome import Outcome
 from fedshift.settings import Settings
-from fedshift.training import score
+from fedshift.training import hold_out, score
 from fedshift.workflow import run
 
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 #: models that do not scale columns, and the largest ratio of scales without a warning
 PLAIN, APART = ("mlp", "linear"), 1e3
+#: the default plan for vectors, and its early stopping; without them, the last state is taken
+TABLES: dict[str, Any] = {"iterations": 2000, "lr": 0.01, "batch_size": 64}
+STOP: dict[str, Any] = {"validation": 0.2, "patience": 4, "choose": "best"}
+CHECK_EVERY = 25
+LAST: dict[str, Any] = {"validation": 0.0, "patience": None, "choose": "last"}
+#: standard errors by which a model must beat a constant on held-out rows
+BETTER = 1.0
 
 
 class _Federated(BaseEstimator, ABC):
@@ -46,9 +57,10 @@ class _Federated(BaseEstimator, ABC):
         pooling: float = 0.0,
         weighting: Weighting | None = None,
         plan: Plan | None = None,
-        validation: float = 0.0,
+        scale: bool = True,
+        validation: float | None = None,
         patience: int | None = None,
-        choose: str = "last",
+        choose: str | None = None,
         engine: str = "fused",
         device: str | None = None,
         folder: Path | str | None = None,
@@ -60,6 +72,7 @@ class _Federated(BaseEstimator, ABC):
         self.pooling = pooling
         self.weighting = weighting
         self.plan = plan
+        self.scale = scale
         self.validation = validation
         self.patience = patience
         self.choose = choose
@@ -68,23 +81,23 @@ class _Federated(BaseEstimator, ABC):
         self.folder = folder
         self.seed = seed
 
-    def _settings(self) -> Settings:
-        options: dict[str, Any] = {
-            "objective": self.objective,
-            "ratio": self.ratio,
-            "pooling": self.pooling,
-            "weighting": Weighting() if self.weighting is None else self.weighting,
-            "model": self.model,
-            "plan": FedSGD(seed=self.seed) if self.plan is None else self.plan,
-            "loss": self._loss,
-            "validation": self.validation,
-            "patience": self.patience,
-            "choose": self.choose,
-            "engine": self.engine,
-            "device": self.device,
-            "seed": self.seed,
-        }
-        return Settings(**options)
+    def settings(self, federation: Federation) -> Settings:
+        """Return all settings of training, with the defaults for these rows."""
+        names = ("objective", "ratio", "pooling", "model", "engine", "device", "seed")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
+        default = self.plan is None and federation[0].x.ndim == 2
+        stop = default and self.validation != 0 and min(len(c.x) for c in federation) > 1
+        for name, value in (STOP if stop else LAST).items():
+            own = getattr(self, name)
+            options[name] = value if own is None else own
+        plan = FedSGD(seed=self.seed, **(TABLES if default else {}))
+        options["check_every"] = CHECK_EVERY if stop else None
+        return Settings(
+            **options,
+            loss=self._loss,
+            plan=plan if self.plan is None else self.plan,
+            weighting=Weighting() if self.weighting is None else self.weighting,
+        )
 
     def fit(self, federation: Federation, y: None = None) -> Self:
         """Estimate ratios, train, and evaluate if there are test labels.
@@ -100,16 +113,20 @@ class _Federated(BaseEstimator, ABC):
         UnscaledColumns
             If the model is "mlp" or "linear" and columns have very different scales.
         """
-        _check_federation(federation, "fit")
+        check_federation(federation, "fit")
         if y is not None:
             raise InputError("fit needs a Federation alone, which holds the labels; got y; drop y")
-        for c in federation:
-            c.check_labels()
-        self._learn_labels(federation)
-        if self.model in PLAIN:
-            _check_scales(federation)
+        scaling, ledger = None, Ledger()
+        encoded, settings = self.encode(federation), self.settings(federation)
+        if self.model in PLAIN and federation[0].x.ndim == 2:
+            if self.scale:
+                scaling = Scaling.of(encoded, self._loss, ledger)
+            else:
+                _check_scales(federation)
         folder = None if self.folder is None else Path(self.folder)
-        self.outcome_: Outcome = run(self._encoded(federation), self._settings(), folder=folder)
+        self.outcome_: Outcome = run(encoded, settings, folder=folder, scaling=scaling)
+        self.outcome_.ledger.merge(ledger)
+        _compare_with_constant(self.outcome_, encoded, settings)
         self.weights_ = self.outcome_.weights
         self.history_ = self.outcome_.history
         self.ledger_ = self.outcome_.ledger
@@ -123,12 +140,13 @@ class _Federated(BaseEstimator, ABC):
     def evaluate(self, federation: Federation) -> Evaluation:
         """Evaluate on the test rows of each client, all of which must have labels."""
         check_is_fitted(self, "outcome_")
-        _check_federation(federation, "evaluate")
+        check_federation(federation, "evaluate")
         for c in federation:
             self._check_columns(c.columns, f"client {c.name!r}")
             c.check_labels()
         out = self.outcome_
-        return score(out.task, out.state, self._encoded(federation), self._settings(), out.weights)
+        encoded, settings = self._encoded(federation), self.settings(federation)
+        return score(out.task, out.state, encoded, settings, out.weights)
 
     def _scores(self, X: Rows, client: str | None) -> FloatArray:
         check_is_fitted(self, "outcome_")
@@ -149,12 +167,27 @@ class _Federated(BaseEstimator, ABC):
         have = None if names is None else [str(n) for n in names]
         same_names(need, have, who, of="fit, feature_names_in_")
 
-    def _learn_labels(self, federation: Federation) -> None:
-        """Learn the classes."""
+    def score(self, federation: Federation) -> float:
+        """Return the accuracy (classifier) or R² (regression) on test rows, mean over clients.
+
+        `evaluate` returns further scores and intervals. `fedshift.cross_validate` needs no test
+        labels.
+        """
+        evaluation = self.evaluate(federation)
+        if evaluation.figure == "accuracy":
+            return evaluation.mean
+        r2 = evaluation.mean_of("r2")
+        if r2 is None:
+            raise InputError("R² needs test labels that differ; got one value at each client")
+        return r2
 
     @abstractmethod
+    def encode(self, federation: Federation) -> Federation:
+        """Learn the labels, and return the federation with labels for the training engine."""
+
     def _encoded(self, federation: Federation) -> Federation:
-        """The federation with labels encoded for the training engine."""
+        """The federation with labels encoded as in `fit`."""
+        return self.encode(federation)
 
 
 class FederatedClassifier(_Federated):
@@ -209,42 +242,13 @@ class FederatedClassifier(_Federated):
 
     _loss = "cross-entropy"
 
-    def _learn_labels(self, federation: Federation) -> None:
-        try:
-            self.classes_ = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
-        except TypeError as error:
-            raise InputError(
-                f"labels of all clients must be all text or all numbers; got both ({error}); "
-                "convert them, for example with y.astype(str)"
-            ) from None
-        if len(self.classes_) < 2:
-            raise InputError(
-                f"a classifier needs two classes over all clients; got {self.classes_}; check y"
-            )
+    def encode(self, federation: Federation) -> Federation:
+        """Learn the classes, and return the federation with class numbers as labels."""
+        self.classes_ = learn_classes(federation)
+        return self._encoded(federation)
 
     def _encoded(self, federation: Federation) -> Federation:
-        return replace(
-            federation,
-            clients=tuple(
-                replace(
-                    c,
-                    y=self._codes(c, c.y, "y"),
-                    test_y=None if c.test_y is None else self._codes(c, c.test_y, "test_y"),
-                )
-                for c in federation
-            ),
-            truth=_Translated(federation) if federation.truth is not None else None,
-        )
-
-    def _codes(self, c: ClientData, y: npt.NDArray[Any], part: str) -> npt.NDArray[np.int64]:
-        at = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        unknown = self.classes_[at] != y
-        if unknown.any():
-            raise InputError(
-                f"client {c.name!r}: {part} must hold classes of the training labels, "
-                f"{list(self.classes_)}; got {y[np.argmax(unknown)]!r}; remove these rows"
-            )
-        return np.asarray(at, dtype=np.int64)
+        return encode_classes(federation, self.classes_)
 
     def predict_proba(self, X: Rows, *, client: str | None = None) -> Float64Array:
         """Predict class probabilities (n, classes).
@@ -257,7 +261,8 @@ class FederatedClassifier(_Federated):
 
     def predict(self, X: Rows, *, client: str | None = None) -> npt.NDArray[Any]:
         """Predict the classes of rows (n,)."""
-        return np.asarray(self.classes_[self._scores(X, client).argmax(axis=1)])
+        best = self._scores(X, client).argmax(axis=1)
+        return np.asarray(self.classes_[best])
 
 
 class FederatedRegressor(_Federated):
@@ -265,41 +270,53 @@ class FederatedRegressor(_Federated):
 
     _loss = "squared"
 
-    def _encoded(self, federation: Federation) -> Federation:
-        return replace(
-            federation,
-            clients=tuple(
-                replace(
-                    c,
-                    y=_numbers(c, c.y, "y"),
-                    test_y=None if c.test_y is None else _numbers(c, c.test_y, "test_y"),
-                )
-                for c in federation
-            ),
-        )
+    def encode(self, federation: Federation) -> Federation:
+        """Return the federation with labels in float64."""
+        return with_numbers(federation)
 
     def predict(self, X: Rows, *, client: str | None = None) -> Float64Array:
         """Predict the values of rows (n,)."""
         return np.asarray(self._scores(X, client), dtype=np.float64).reshape(-1)
 
 
-def _check_federation(federation: object, who: str) -> None:
+def check_federation(federation: object, who: str) -> None:
     if not isinstance(federation, Federation):
         raise InputError(
             f"{who} needs a fedshift.Federation; got {type(federation).__name__}; make one "
-            "with Federation.of({name: (x, y, test_x)}) or use, say, fedshift.data.GaussianShift"
+            "with Federation.of({name: (x, y, test_x)}); then score(federation) and "
+            "fs.cross_validate(estimator, federation, grid) do what scikit-learn's functions of "
+            "(X, y) do"
         )
 
 
-def _numbers(c: ClientData, y: npt.NDArray[Any], part: str) -> Float64Array:
-    try:
-        if y.dtype.kind in "biufO":
-            return np.asarray(y, dtype=np.float64)
-    except (TypeError, ValueError):
-        pass
-    raise InputError(
-        f"client {c.name!r}: {part} must hold numbers; got {y[0]!r} ({y.dtype}); convert them, or "
-        "take FederatedClassifier for classes"
+def _compare_with_constant(out: Outcome, federation: Federation, settings: Settings) -> None:
+    """Warn unless held-out rows say that the model is better than a constant prediction."""
+    (train, weights), held_out = hold_out(federation, out.weights, settings)
+    if held_out is None:
+        return
+    y = np.concatenate([c.y for c in train])
+    part = [1.0 if weights is None else weights[c.name] for c in train]
+    v = np.concatenate([w * np.ones(len(c.y)) / len(c.y) for w, c in zip(part, train, strict=True)])
+    numbers, local = settings.loss == "squared", out.task.plan.norm == "local"
+    constant = np.average(y, weights=v) if numbers else np.bincount(y, v).argmax()
+    shared, model, flat, ones = out.model(), {}, {}, {}
+    for c in held_out[0]:
+        scores = predict(out.model(c.name) if local else shared, c.x).numpy()
+        guess = scores.reshape(-1) if numbers else scores.argmax(axis=1)
+        for losses, of in ((model, guess), (flat, constant)):
+            losses[c.name] = (c.y - of) ** 2 if numbers else (c.y != of).astype(np.float64)
+        ones[c.name] = np.ones(len(c.y))
+    d = difference(model, flat, held_out[1] or ones)
+    if d.value + BETTER * d.error < 0:
+        return
+    figure = "mean squared error {:.4g}" if numbers else "accuracy {:.3f}"
+    ours, theirs = (figure.format(r if numbers else 1 - r) for r in (d.risk + d.value, d.risk))
+    warnings.warn(
+        f"on held-out rows the model has {ours}, and the best constant has {theirs}, which is as "
+        "good up to noise; check columns and labels, or compare other settings by "
+        "fs.cross_validate(estimator, federation, grid)",
+        NoBetterThanConstant,
+        stacklevel=3,
     )
 
 
@@ -308,8 +325,6 @@ def _check_scales(federation: Federation) -> None:
 
     Standard deviations would also warn of rare pixels and words, which do no harm.
     """
-    if federation[0].x.ndim != 2:
-        return
     reach = np.max([np.abs([c.x.min(axis=0), c.x.max(axis=0)]) for c in federation], axis=(0, 1))
     where = np.flatnonzero(reach)
     if not len(where) or reach[where].max() <= APART * reach[where].min():
@@ -326,17 +341,3 @@ def _check_scales(federation: Federation) -> None:
         stacklevel=3,
     )
 
-
-class _Translated:
-    """Exact ratios of a federation with encoded labels, from that with the original labels."""
-
-    def __init__(self, federation: Federation) -> None:
-        self._original = federation
-
-    def log_ratio(self, federation: Federation, client: str, goal: str) -> Float64Array:
-        """Log ratio at each training row of a client."""
-        return self._original.exact_log_ratio(client, goal)
-
-    def log_densities(self, federation: Federation, client: str) -> Float64Array:
-        """Log densities of all training distributions at each training row of a client."""
-        return self._original.exact_log_densities(client)

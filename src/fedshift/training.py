@@ -16,7 +16,7 @@ from torch import nn
 from fedshift.core.digest import digest
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
-from fedshift.data.federation import ClientData, Federation
+from fedshift.data.federation import Federation
 from fedshift.errors import InputError, TrainingDiverged
 from fedshift.federation import draw
 from fedshift.federation.checkpoint import fingerprint, load, save
@@ -24,8 +24,9 @@ from fedshift.federation.engine import Engine
 from fedshift.federation.fused import Fused
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.marginals import class_count
+from fedshift.federation.scaling import Scaling
 from fedshift.federation.task import State, Task
-from fedshift.learn.evaluate import Evaluation, evaluate, predict
+from fedshift.learn.evaluate import Evaluation, as_tensor, evaluate, predict
 from fedshift.learn.models import build
 from fedshift.learn.weighted_risk import WeightedRisk, importance_weighted_risk
 from fedshift.settings import ENGINES, Settings, device_of
@@ -89,18 +90,13 @@ def count_classes(federation: Federation, settings: Settings) -> int:
     return classes
 
 
-def with_numbers(federation: Federation) -> Federation:
-    """Convert labels to float64, so that whole numbers are not taken for classes."""
-    numbers = (replace(c, y=np.asarray(c.y, dtype=np.float64)) for c in federation)
-    return replace(federation, clients=tuple(numbers))
-
-
 def make_task(
     federation: Federation,
     weights: Mapping[str, Any] | None,
     settings: Settings,
     *,
     classes: int | None = None,
+    scaling: Scaling | None = None,
 ) -> Task:
     """Build the task, which holds the rows, weights, model and plan that an engine trains on."""
     classes = count_classes(federation, settings) if classes is None else classes
@@ -110,6 +106,7 @@ def make_task(
         settings.plan,
         weights=weights,
         loss=settings.loss,
+        scaling=scaling,
         dtype=torch.float64 if settings.precision == "float64" else torch.float32,
         device=device_of(settings),
     )
@@ -122,7 +119,7 @@ def checked_model(federation: Federation, settings: Settings, classes: int) -> n
     try:
         with torch.inference_mode():
             trial = copy.deepcopy(model).eval()
-            rows = torch.as_tensor(first[:2], dtype=next(trial.parameters()).dtype)
+            rows = as_tensor(first[:2]).to(next(trial.parameters()).dtype)
             out = trial(rows)
     except RuntimeError as error:
         raise InputError(
@@ -218,7 +215,7 @@ def train(
             spent.record_rounds(task, log)
             line: dict[str, Any] = {
                 "round": done,
-                "loss": float(log.losses.mean()),
+                "loss": float(log.losses.mean()) * (task.scaling.out[1] ** 2 if task.scaling else 1),
                 "seconds": time.perf_counter() - begin,
             }
             state = engine.state
@@ -256,7 +253,7 @@ def validate(task: Task, state: State, rows: WeightedRows, settings: Settings) -
         if share == 0 or (weights is not None and not weights[c.name].any()):
             continue  # not in the objective
         model = _on_device(task, state, c.name) if shared is None else shared
-        scores = predict(model, torch.as_tensor(c.x, dtype=task.x.dtype))
+        scores = predict(model, c.x)
         if not bool(torch.isfinite(scores).all()):
             raise TrainingDiverged(
                 f"after round {state.round}, scores of validation rows of client {c.name!r} are "
@@ -285,15 +282,9 @@ def score(
     def model_of(client: str) -> nn.Module:
         return _on_device(task, state, client) if shared is None else shared
 
-    data = Federation(tuple(_cast(c, task.x.dtype) for c in federation))
     values = None if weights is None else {n: w.values for n, w in weights.items()}
-    return evaluate(model_of, data, loss=settings.loss, weights=values, auc=auc)
+    return evaluate(model_of, federation, loss=settings.loss, weights=values, auc=auc)
 
 
 def _on_device(task: Task, state: State, client: str | None) -> nn.Module:
     return task.module(state, client).to(task.x.device)
-
-
-def _cast(c: ClientData, dtype: torch.dtype) -> ClientData:
-    kind = np.float64 if dtype == torch.float64 else np.float32
-    return replace(c, test_x=c.test_x.astype(kind, copy=False))

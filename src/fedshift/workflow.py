@@ -12,9 +12,11 @@ from typing import Any
 from fedshift.core.files import locked
 from fedshift.core.weights import Weights
 from fedshift.data.federation import Federation
+from fedshift.data.labels import with_numbers
 from fedshift.errors import FedshiftWarning, InputError
 from fedshift.federation.client_weights import Ratios, compute_weights, estimate_log_ratios
 from fedshift.federation.ledger import Ledger
+from fedshift.federation.scaling import Scaling
 from fedshift.outcome import Outcome
 from fedshift.progress import bar
 from fedshift.settings import Settings, device_of
@@ -26,7 +28,6 @@ from fedshift.training import (
     make_task,
     score,
     train,
-    with_numbers,
 )
 
 #: log ratio above which a common factor is divided out
@@ -40,6 +41,7 @@ def run(
     folder: Path | str | None = None,
     shared: dict[str, Ratios] | None = None,
     watch: Watcher | None = None,
+    scaling: Scaling | None = None,
 ) -> Outcome:
     """Train a federation and evaluate it on each client.
 
@@ -56,6 +58,9 @@ def run(
     watch : callable, optional
         Called with a dict at the start of every phase and at every check. On a terminal, bars on
         standard error show the progress.
+    scaling : Scaling, optional
+        Scales the rows and labels that are trained on. Ratios, scores and the model that is
+        returned are of rows as they are.
 
     Raises
     ------
@@ -69,9 +74,9 @@ def run(
         )
     watch = watch or (lambda _: None)
     if folder is None:
-        return _run(federation, settings, None, shared, watch)
+        return _run(federation, settings, None, shared, watch, scaling)
     with locked(Path(folder), advice="wait until it ends, or choose another folder"):
-        return _run(federation, settings, Path(folder), shared, watch)
+        return _run(federation, settings, Path(folder), shared, watch, scaling)
 
 
 def _run(
@@ -80,6 +85,7 @@ def _run(
     folder: Path | None,
     shared: dict[str, Ratios] | None,
     watch: Watcher,
+    scaling: Scaling | None,
 ) -> Outcome:
     """Check, estimate ratios, train and evaluate; see `run`."""
     ledger = Ledger()
@@ -112,9 +118,9 @@ def _run(
         objective, pooling = settings.objective, settings.pooling
         weights = compute_weights(federation, ratios, objective, way, pooling=pooling)
         if settings.validation and (way.flatten != 1 or way.min_ess is not None):
-            goal = _validation_weights(federation, ratios, settings)
+            goal = validation_weights(federation, ratios, settings)
     rows, validation = hold_out(federation, weights, settings, goal)
-    task = make_task(*rows, settings, classes=classes)
+    task = make_task(*rows, settings, classes=classes, scaling=scaling)
     test = partial(score, task, federation=federation, settings=settings, weights=weights)
     with bar("training: rounds", task.plan.n_rounds) as advance:
 
@@ -146,7 +152,7 @@ def _run(
     )
 
 
-def _validation_weights(federation: Federation, ratios: Ratios, s: Settings) -> dict[str, Weights]:
+def validation_weights(federation: Federation, ratios: Ratios, s: Settings) -> dict[str, Weights]:
     """Weights of validation rows: ratios that are neither flattened nor held to `min_ess`.
 
     The validation loss divides by their sum, so a common factor keeps huge ratios finite.

@@ -347,7 +347,8 @@ def class_count(federation: Federation) -> int:
         if not np.issubdtype(c.y.dtype, np.integer) or c.y.min() < 0:
             raise InputError(
                 f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
-                "encode the classes first, or use FederatedClassifier, which encodes them"
+                "encode the classes first, or use FederatedClassifier, which encodes them; for "
+                "numbers take loss='squared' or FederatedRegressor"
             )
     return 1 + max(int(c.y.max()) for c in federation)
 
@@ -386,5 +387,5 @@ def federation_digest(federation: Federation) -> str:
 
 
 def _probabilities(model: nn.Module, x: Any) -> Float64Array:
-    scores = predict(model, torch.as_tensor(x, dtype=torch.float32)).double().cpu().numpy()
+    scores = predict(model, x).double().numpy()
     return np.asarray(softmax(scores, axis=1))

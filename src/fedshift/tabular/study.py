@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from fedshift.core.moments import moments
 from fedshift.core.params import whole_number
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weighting, Weights, effective_sample_size
@@ -20,6 +18,7 @@ from fedshift.errors import FedshiftWarning, InputError
 from fedshift.federation.client_weights import RatioMethod, compute_weights, estimate_log_ratios
 from fedshift.federation.crossval import CrossFittedModel, Folds, cross_fit, make_folds, scores_of
 from fedshift.federation.ledger import Ledger
+from fedshift.federation.scaling import Scaling
 from fedshift.federation.shift_type import (
     Explanation,
     SiteLabelDistributions,
@@ -28,7 +27,6 @@ from fedshift.federation.shift_type import (
 )
 from fedshift.learn.evaluate import LossName, evaluate
 from fedshift.learn.forecast import Forecast, forecast_accuracy, forecast_error
-from fedshift.learn.models import Scaled
 from fedshift.learn.objective import Objective
 from fedshift.outcome import ModelCandidate
 from fedshift.settings import Settings
@@ -53,10 +51,7 @@ class TableStudy:
     scaled : Federation
         The federation with columns and regression labels scaled to mean 0 and standard deviation 1,
         without test labels.
-    mean, scale : ndarray (d,)
-        Mean and scale of the columns.
-    out : (float, float)
-        Mean and scale of the regression labels.
+    scaling : Scaling
     loss : {"cross-entropy", "squared"}
     classes : int
         Number of classes; 1 in regression.
@@ -71,9 +66,7 @@ class TableStudy:
 
     federation: Federation
     scaled: Federation
-    mean: Float64Array
-    scale: Float64Array
-    out: tuple[float, float]
+    scaling: Scaling
     loss: LossName
     classes: int
     base: Mapping[str, Float64Array] | None
@@ -107,15 +100,12 @@ class TableStudy:
                 f"{classes} classes; check the label column"
             )
         ledger = Ledger()
-        mean, scale = _column_scale(federation, ledger)
-        out = _label_scale(federation, ledger) if name == "squared" else (0.0, 1.0)
-        scaled = _scaled(federation, mean, scale, out, name)
+        scaling = Scaling.of(federation, name, ledger)
+        scaled = scaling.federation(federation)
         return cls(
             federation,
             scaled,
-            mean,
-            scale,
-            out,
+            scaling,
             name,
             classes,
             None if base is None else _checked_base(federation, base),
@@ -214,7 +204,7 @@ class TableStudy:
         ratios, limit = covariate.log_ratio, Weighting(clip=CLIP)
         weights = self.times_base(_split(ratios, limit) if shift == "covariate" else None)
         if self.loss == "squared":
-            squares = {n: 2 * v * self.out[1] ** 2 for n, v in fit.losses.items()}
+            squares = {n: 2 * v * self.scaling.out[1] ** 2 for n, v in fit.losses.items()}
             sizes = {c.name: len(c.test_x) for c in self.scaled}
             return forecast_error(squares, sizes, weights=weights, doubts=doubts)
         lift = None
@@ -240,8 +230,7 @@ class TableStudy:
         self, name: str, fit: CrossFittedModel, weights: Mapping[str, Weights] | None
     ) -> ModelCandidate:
         """Make a model of unscaled columns, and evaluate it if all test labels are known."""
-        mean, scale = (torch.as_tensor(v) for v in (self.mean, self.scale))
-        model = Scaled(fit.module, mean, scale, self.out).eval()
+        model = self.scaling.model(fit.module)
         evaluation = None
         if all(c.test_y is not None for c in self.federation):
             values = None if weights is None else {n: w.values for n, w in weights.items()}
@@ -261,41 +250,6 @@ def _read_loss(federation: Federation, loss: str) -> tuple[Federation, LossName]
     return replace(
         federation, clients=tuple(replace(c, y=c.y.astype(np.int64)) for c in federation)
     ), name
-
-
-def _column_scale(federation: Federation, ledger: Ledger) -> tuple[Float64Array, Float64Array]:
-    """Mean and standard deviation of columns over all training rows, from sums of the sites."""
-    d = int(np.prod(federation[0].x.shape[1:]))
-    flat = {c.name: c.x.reshape(len(c.x), d).astype(np.float64) for c in federation}
-    mean, sd, repeated = moments(list(flat.values()))
-    for name in flat:  # d sums twice and a count; the mean is sent back in between
-        up, down = 8 * (2 * d + 1 + repeated), 8 * (2 * d + repeated)
-        ledger.add(name, "query.describe", up=up, down=down)
-    return mean, np.where(sd > 0.0, sd, 1.0)
-
-
-def _label_scale(federation: Federation, ledger: Ledger) -> tuple[float, float]:
-    y = np.concatenate([np.asarray(c.y, dtype=np.float64) for c in federation])
-    mean, sd, repeated = moments([y])
-    for c in federation:
-        ledger.add(c.name, "query.describe", up=8 * (2 + repeated), down=8 * (2 + repeated))
-    return float(mean), float(sd) or 1.0
-
-
-def _scaled(
-    federation: Federation,
-    mean: Float64Array,
-    scale: Float64Array,
-    out: tuple[float, float],
-    loss: str,
-) -> Federation:
-    """Scale columns and regression labels to mean 0 and standard deviation 1."""
-    clients = []
-    for c in federation:
-        x, test = ((r.reshape(len(r), -1) - mean) / scale for r in (c.x, c.test_x))
-        y = c.y if loss == "cross-entropy" else (c.y.astype(np.float64) - out[0]) / out[1]
-        clients.append(replace(c, x=x, y=y, test_x=test, test_y=None))
-    return Federation(tuple(clients))
 
 
 def _checked_base(
