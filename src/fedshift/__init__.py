@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedshift.data.tables import Sites as Sites
     from fedshift.estimators import FederatedClassifier as FederatedClassifier
     from fedshift.estimators import FederatedRegressor as FederatedRegressor
-    from fedshift.grid import cross_validate as cross_validate
     from fedshift.federation.marginals import FederatedMLLS as FederatedMLLS
     from fedshift.federation.plan import QSGD as QSGD
     from fedshift.federation.plan import FedAvg as FedAvg
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from fedshift.federation.plan import Sign as Sign
     from fedshift.federation.plan import TopK as TopK
     from fedshift.federation.ratio_selection import FederatedAuto as FederatedAuto
+    from fedshift.grid import cross_validate as cross_validate
     from fedshift.learn import models as models
     from fedshift.outcome import load as load
     from fedshift.ratio.multi_source import MultiSource as MultiSource

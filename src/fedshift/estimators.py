@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,11 +19,11 @@ from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows, colum
 from fedshift.core.weights import Weighting
 from fedshift.data.federation import Federation
 from fedshift.data.labels import encode_classes, learn_classes, with_numbers
-from fedshift.errors import InputError, NoBetterThanConstant, UnscaledColumns
+from fedshift.errors import InputError, NoBetterThanConstant
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.plan import FedSGD, Plan
 from fedshift.federation.scaling import Scaling
-from fedshift.learn.evaluate import Evaluation, predict
+from fedshift.learn.evaluate import Evaluation, LossName, predict
 from fedshift.learn.gate import difference
 from fedshift.outcome import Outcome
 from fedshift.settings import Settings
@@ -32,13 +31,9 @@ from fedshift.training import hold_out, score
 from fedshift.workflow import run
 
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
-#: models that do not scale columns, and the largest ratio of scales without a warning
-PLAIN, APART = ("mlp", "linear"), 1e3
-#: the default plan for vectors, and its early stopping; without them, the last state is taken
-TABLES: dict[str, Any] = {"iterations": 2000, "lr": 0.01, "batch_size": 64}
-STOP: dict[str, Any] = {"validation": 0.2, "patience": 4, "choose": "best"}
-CHECK_EVERY = 25
-LAST: dict[str, Any] = {"validation": 0.0, "patience": None, "choose": "last"}
+#: the default plan for vectors, and its early stopping
+TABLES: dict[str, Any] = {"iterations": 2000, "lr": 0.003}
+STOP: dict[str, Any] = {"validation": 0.2, "patience": 12, "choose": "best", "check_every": 25}
 #: standard errors by which a model must beat a constant on held-out rows
 BETTER = 1.0
 
@@ -46,7 +41,7 @@ BETTER = 1.0
 class _Federated(BaseEstimator, ABC):
     """Base of classifier and regressor: `fit` learns an `Outcome`."""
 
-    _loss: str
+    _loss: LossName
 
     def __init__(
         self,
@@ -83,21 +78,13 @@ class _Federated(BaseEstimator, ABC):
 
     def settings(self, federation: Federation) -> Settings:
         """Return all settings of training, with the defaults for these rows."""
-        names = ("objective", "ratio", "pooling", "model", "engine", "device", "seed")
-        options: dict[str, Any] = {name: getattr(self, name) for name in names}
         default = self.plan is None and federation[0].x.ndim == 2
         stop = default and self.validation != 0 and min(len(c.x) for c in federation) > 1
-        for name, value in (STOP if stop else LAST).items():
-            own = getattr(self, name)
-            options[name] = value if own is None else own
         plan = FedSGD(seed=self.seed, **(TABLES if default else {}))
-        options["check_every"] = CHECK_EVERY if stop else None
-        return Settings(
-            **options,
-            loss=self._loss,
-            plan=plan if self.plan is None else self.plan,
-            weighting=Weighting() if self.weighting is None else self.weighting,
-        )
+        options = {"loss": self._loss, "plan": plan, **(STOP if stop else {})}
+        own = self.get_params(deep=False).items()
+        known = {n: v for n, v in own if v is not None and n in Settings.__dataclass_fields__}
+        return Settings(**options | known)
 
     def fit(self, federation: Federation, y: None = None) -> Self:
         """Estimate ratios, train, and evaluate if there are test labels.
@@ -110,21 +97,17 @@ class _Federated(BaseEstimator, ABC):
 
         Warns
         -----
-        UnscaledColumns
-            If the model is "mlp" or "linear" and columns have very different scales.
+        NoBetterThanConstant
+            If there are held-out rows, on which a constant prediction is as good up to noise.
         """
         check_federation(federation, "fit")
         if y is not None:
             raise InputError("fit needs a Federation alone, which holds the labels; got y; drop y")
         scaling, ledger = None, Ledger()
         encoded, settings = self.encode(federation), self.settings(federation)
-        if self.model in PLAIN and federation[0].x.ndim == 2:
-            if self.scale:
-                scaling = Scaling.of(encoded, self._loss, ledger)
-            else:
-                _check_scales(federation)
-        folder = None if self.folder is None else Path(self.folder)
-        self.outcome_: Outcome = run(encoded, settings, folder=folder, scaling=scaling)
+        if self.scale and self.model in ("mlp", "linear") and federation[0].x.ndim == 2:
+            scaling = Scaling.of(encoded, self._loss, ledger)
+        self.outcome_: Outcome = run(encoded, settings, folder=self.folder, scaling=scaling)
         self.outcome_.ledger.merge(ledger)
         _compare_with_constant(self.outcome_, encoded, settings)
         self.weights_ = self.outcome_.weights
@@ -143,9 +126,8 @@ class _Federated(BaseEstimator, ABC):
         check_federation(federation, "evaluate")
         for c in federation:
             self._check_columns(c.columns, f"client {c.name!r}")
-            c.check_labels()
         out = self.outcome_
-        encoded, settings = self._encoded(federation), self.settings(federation)
+        encoded, settings = self.encode(federation, learn=False), self.settings(federation)
         return score(out.task, out.state, encoded, settings, out.weights)
 
     def _scores(self, X: Rows, client: str | None) -> FloatArray:
@@ -170,24 +152,18 @@ class _Federated(BaseEstimator, ABC):
     def score(self, federation: Federation) -> float:
         """Return the accuracy (classifier) or R² (regression) on test rows, mean over clients.
 
-        `evaluate` returns further scores and intervals. `fedshift.cross_validate` needs no test
-        labels.
+        R² is NaN if all labels of each client are equal. `evaluate` returns further scores and
+        intervals. `fedshift.cross_validate` needs no test labels.
         """
-        evaluation = self.evaluate(federation)
-        if evaluation.figure == "accuracy":
-            return evaluation.mean
-        r2 = evaluation.mean_of("r2")
-        if r2 is None:
-            raise InputError("R² needs test labels that differ; got one value at each client")
-        return r2
+        mean = self.evaluate(federation).mean_of("accuracy" if self._loss != "squared" else "r2")
+        return float("nan") if mean is None else mean
 
     @abstractmethod
-    def encode(self, federation: Federation) -> Federation:
-        """Learn the labels, and return the federation with labels for the training engine."""
+    def encode(self, federation: Federation, *, learn: bool = True) -> Federation:
+        """Return the federation with labels for the training engine.
 
-    def _encoded(self, federation: Federation) -> Federation:
-        """The federation with labels encoded as in `fit`."""
-        return self.encode(federation)
+        With `learn`, the classes are those of this federation, otherwise those of `fit`.
+        """
 
 
 class FederatedClassifier(_Federated):
@@ -209,8 +185,14 @@ class FederatedClassifier(_Federated):
         does not depend on the client that holds it (`fedshift.Settings`).
     weighting : Weighting, optional
     plan : FedSGD or FedAvg, optional
+        By default, vectors are trained on with early stopping, and images for 1000 rounds.
+    scale : bool
+        Whether columns of vectors, and numbers to predict, are scaled to mean 0 and standard
+        deviation 1 for "mlp" and "linear", by sums over all clients. Ratios are not affected.
     validation, patience, choose
         Early stopping and model choice by importance-weighted validation (`fedshift.Settings`).
+        By default, there is none, except that the default plan for vectors holds 20 % of each
+        client's training rows out and returns the best state; ``validation=0`` trains on all rows.
     engine : {"fused", "reference"}
         "fused" computes all clients in one tensor program and is fast. "reference" computes one
         client after another in plain code. Both give the same result up to rounding.
@@ -242,12 +224,10 @@ class FederatedClassifier(_Federated):
 
     _loss = "cross-entropy"
 
-    def encode(self, federation: Federation) -> Federation:
-        """Learn the classes, and return the federation with class numbers as labels."""
-        self.classes_ = learn_classes(federation)
-        return self._encoded(federation)
-
-    def _encoded(self, federation: Federation) -> Federation:
+    def encode(self, federation: Federation, *, learn: bool = True) -> Federation:
+        """Return the federation with class numbers as labels; with `learn`, learn the classes."""
+        if learn:
+            self.classes_ = learn_classes(federation)
         return encode_classes(federation, self.classes_)
 
     def predict_proba(self, X: Rows, *, client: str | None = None) -> Float64Array:
@@ -270,8 +250,8 @@ class FederatedRegressor(_Federated):
 
     _loss = "squared"
 
-    def encode(self, federation: Federation) -> Federation:
-        """Return the federation with labels in float64."""
+    def encode(self, federation: Federation, *, learn: bool = True) -> Federation:
+        """Return the federation with labels in float64; there is nothing to learn."""
         return with_numbers(federation)
 
     def predict(self, X: Rows, *, client: str | None = None) -> Float64Array:
@@ -294,19 +274,18 @@ def _compare_with_constant(out: Outcome, federation: Federation, settings: Setti
     (train, weights), held_out = hold_out(federation, out.weights, settings)
     if held_out is None:
         return
-    y = np.concatenate([c.y for c in train])
-    part = [1.0 if weights is None else weights[c.name] for c in train]
-    v = np.concatenate([w * np.ones(len(c.y)) / len(c.y) for w, c in zip(part, train, strict=True)])
-    numbers, local = settings.loss == "squared", out.task.plan.norm == "local"
+    y, numbers = np.concatenate([c.y for c in train]), settings.loss == "squared"
+    weights = weights or {c.name: np.ones(len(c.y)) for c in train}
+    v = np.concatenate([weights[c.name] / len(c.y) for c in train])
     constant = np.average(y, weights=v) if numbers else np.bincount(y, v).argmax()
-    shared, model, flat, ones = out.model(), {}, {}, {}
+    model, flat = dict[str, Float64Array](), dict[str, Float64Array]()
+    local, shared = out.task.plan.norm == "local", out.model()
     for c in held_out[0]:
         scores = predict(out.model(c.name) if local else shared, c.x).numpy()
         guess = scores.reshape(-1) if numbers else scores.argmax(axis=1)
-        for losses, of in ((model, guess), (flat, constant)):
-            losses[c.name] = (c.y - of) ** 2 if numbers else (c.y != of).astype(np.float64)
-        ones[c.name] = np.ones(len(c.y))
-    d = difference(model, flat, held_out[1] or ones)
+        for losses, value in ((model, guess), (flat, constant)):
+            losses[c.name] = ((c.y - value) ** 2 if numbers else c.y != value).astype(np.float64)
+    d = difference(model, flat, held_out[1] or {n: np.ones(len(e)) for n, e in model.items()})
     if d.value + BETTER * d.error < 0:
         return
     figure = "mean squared error {:.4g}" if numbers else "accuracy {:.3f}"
@@ -318,26 +297,3 @@ def _compare_with_constant(out: Outcome, federation: Federation, settings: Setti
         NoBetterThanConstant,
         stacklevel=3,
     )
-
-
-def _check_scales(federation: Federation) -> None:
-    """Warn if columns of vectors have very different largest absolute values, zero columns aside.
-
-    Standard deviations would also warn of rare pixels and words, which do no harm.
-    """
-    reach = np.max([np.abs([c.x.min(axis=0), c.x.max(axis=0)]) for c in federation], axis=(0, 1))
-    where = np.flatnonzero(reach)
-    if not len(where) or reach[where].max() <= APART * reach[where].min():
-        return
-    scale = np.log10(reach[where].astype(np.float64))
-    odd = where[np.abs(scale - np.median(scale)) > np.log10(APART) / 2]
-    names = federation.columns or tuple(map(str, range(len(reach))))
-    columns = ", ".join(f"{names[i]} (up to {reach[i]:.2g})" for i in odd[:8])
-    warnings.warn(
-        f"scales of columns must be within a factor of {APART:.0f}, or columns of small values "
-        f"hardly count; got {columns}{', …' if len(odd) > 8 else ''}; standardise each column with "
-        "the same numbers at all sites, for example mean and deviation of one client's rows",
-        UnscaledColumns,
-        stacklevel=3,
-    )
-

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -13,18 +15,19 @@ from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
 
 from fedshift.core.params import whole_number
-from fedshift.core.samples import Float64Array
 from fedshift.core.score_text import plain_text, share_text
 from fedshift.data.federation import Federation
 from fedshift.errors import FedshiftWarning, InputError
 from fedshift.estimators import FederatedClassifier, FederatedRegressor, check_federation
 from fedshift.federation.client_weights import Ratios, estimate_log_ratios
 from fedshift.federation.marginals import folds_of
-from fedshift.learn.gate import difference
+from fedshift.learn.weighted_risk import WeightedRisk
+from fedshift.training import validate
 from fedshift.workflow import validation_weights
 
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
-LEVEL = 0.95
+#: standard errors in half of a 95 % interval
+Z = 1.96
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,15 @@ class GridScore:
         weights.
     low, high : float
         95 % interval of `mean`, for newly drawn rows.
+    ess : float
+        Effective number of held-out rows. Below about 50, the interval is too narrow.
     """
 
     params: Mapping[str, Any]
     mean: float
     low: float
     high: float
+    ess: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,24 +62,19 @@ class CrossValidation:
     rows : tuple of GridScore
         One for each entry of the grid, in its order.
     figure : {"accuracy", "mse"}
-    ess : float
-        Effective number of held-out rows. Below about 50, the intervals are too narrow.
     """
 
     rows: tuple[GridScore, ...]
     figure: str
-    ess: float
 
     @property
     def best(self) -> GridScore:
-        """The entry with the highest accuracy or lowest mean squared error."""
+        """The entry with the highest accuracy or lowest mean squared error.
+
+        ``estimator.set_params(**table.best.params)`` sets its parameters.
+        """
         sign = 1 if self.figure == "mse" else -1
         return min(self.rows, key=lambda row: sign * row.mean)
-
-    @property
-    def best_params(self) -> dict[str, Any]:
-        """Parameters of `best`, for ``estimator.set_params(**best_params)``."""
-        return dict(self.best.params)
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict per entry: its parameters, mean and interval."""
@@ -81,12 +82,11 @@ class CrossValidation:
 
     def __repr__(self) -> str:
         show = plain_text if self.figure == "mse" else share_text
-        lines = [f"CrossValidation by {self.figure} [95 % interval], {self.ess:.0f} effective rows"]
+        lines = [f"{self.figure} on held-out rows [95 % interval] (effective rows)"]
         for row in self.rows:
+            score = f"{show(row.mean)} [{show(row.low)}, {show(row.high)}] ({row.ess:,.0f})"
             text = ", ".join(f"{name}={value!r}" for name, value in row.params.items())
-            interval = f"[{show(row.low)}, {show(row.high)}]"
-            mark = "  best" * (row is self.best)
-            lines.append(f"  {show(row.mean):>8} {interval:<18} {text}{mark}")
+            lines.append(f"  {score}  {text}{'  best' * (row is self.best)}")
         return "\n".join(lines)
 
 
@@ -107,9 +107,10 @@ def cross_validate(
     .. math:: \frac{Σ_{ki} w_{ki} s_{ki} / n_k}{Σ_{ki} w_{ki} / n_k}
 
     where s is 1 if the prediction is correct (classifier) or the squared error (regression), n_k
-    is the number of the client's rows, and w are the weights of `estimator` itself. So all entries
-    are compared on the same target, also those with other ratios or without weights. With
-    ``objective="erm"`` all w are 1.
+    is the number of the client's rows in the fold, and w are the weights of `estimator` itself,
+    from ratios that are neither flattened nor held to `min_ess`. So all entries are compared on
+    the same target, also those with other ratios or without weights. With ``objective="erm"``
+    all w are 1.
 
     Parameters
     ----------
@@ -136,78 +137,64 @@ def cross_validate(
     >>> fed = GaussianShift.mean_shift(d=2, clients=2).draw(seed=0)
     >>> clf = FederatedClassifier("linear", ratio="exact", plan=FedSGD(iterations=50))
     >>> table = cross_validate(clf, fed, {"objective": ["erm", "ftw"]}, folds=2)
-    >>> len(table.rows), sorted(table.best_params)
+    >>> len(table.rows), sorted(table.best.params)
     (2, ['objective'])
     """
     if not isinstance(estimator, FederatedClassifier | FederatedRegressor):
-        raise InputError(
-            "cross_validate needs a FederatedClassifier or FederatedRegressor; got "
-            f"{type(estimator).__name__}"
-        )
+        need = "FederatedClassifier or FederatedRegressor"
+        raise InputError(f"estimator must be a {need}; got {estimator!r}")
     check_federation(federation, "cross_validate")
     whole_number(folds, "folds", least=2)
     federation, shared = clone(estimator).encode(federation), dict[str, Ratios]()
-    fold = _folds(federation, folds, seed, isinstance(estimator, FederatedClassifier))
-    ratios = _ratios(estimator, federation, shared)
-    settings = estimator.settings(federation)
+    fold = _folds(federation, folds, seed)
+    settings, ratios = estimator.settings(federation), _ratios(estimator, federation, shared)
     weights = {c.name: np.ones(len(c.y)) for c in federation}
     if ratios is not None:
-        weights = {
-            n: w.values for n, w in validation_weights(federation, ratios, settings).items()
-        }
-    kept = {n: w * (fold[n] >= 0) for n, w in weights.items()}
-    zeros, rows, ess = {n: np.zeros(len(w)) for n, w in kept.items()}, [], 0.0
+        target = validation_weights(federation, ratios, settings)
+        weights = {name: w.values for name, w in target.items()}
+    rows = []
     for params in ParameterGrid({} if grid is None else grid):
-        entry = clone(estimator).set_params(**params)
-        scores = _held_out(entry, federation, _ratios(entry, federation, shared), fold, folds)
-        d = replace(difference(scores, zeros, kept), level=LEVEL)
-        rows.append(GridScore(params, d.value, *d.interval))
-        ess = d.ess
-    figure = "mse" if isinstance(estimator, FederatedRegressor) else "accuracy"
-    return CrossValidation(tuple(rows), figure, ess)
+        entry = clone(estimator).set_params(**params, folder=None)
+        ratios, risks = _ratios(entry, federation, shared), []
+        for j in range(folds):
+            train = _rows(federation, {n: f != j for n, f in fold.items()})
+            held_out = _rows(federation, {n: f == j for n, f in fold.items()})
+            if ratios is not None:
+                values = {n: r[fold[n] != j] for n, r in ratios.values.items()}
+                entry.set_params(ratio=replace(ratios, values=values))
+            with warnings.catch_warnings():  # the ratios of all rows gave theirs
+                warnings.simplefilter("ignore", FedshiftWarning)
+                out = entry.fit(train).outcome_
+            part = {n: w[fold[n] == j] for n, w in weights.items()}
+            risks.append(validate(out.task, out.state, (held_out, part), settings))
+        rows.append(_score(params, reduce(add, risks)))
+    return CrossValidation(tuple(rows), "mse" if settings.loss == "squared" else "accuracy")
 
 
-def _ratios(
-    estimator: Any, federation: Federation, shared: dict[str, Ratios]
-) -> Ratios | None:
-    names = ("objective", "pooling", "seed", "device")
+def _ratios(estimator: Any, federation: Federation, shared: dict[str, Ratios]) -> Ratios | None:
+    names = ("ratio", "objective", "pooling", "seed", "device")
     options = {name: getattr(estimator, name) for name in names}
-    return estimate_log_ratios(federation, estimator.ratio, shared=shared, **options)
+    return estimate_log_ratios(federation, shared=shared, **options)
 
 
-def _folds(
-    federation: Federation, folds: int, seed: int, classes: bool
-) -> dict[str, npt.NDArray[np.int64]]:
+def _folds(federation: Federation, folds: int, seed: int) -> dict[str, npt.NDArray[np.int64]]:
     out = {c.name: folds_of(c.name, c.y, folds, seed=seed) for c in federation}
     y, fold = np.concatenate([c.y for c in federation]), np.concatenate(list(out.values()))
-    alone = [v for v in np.unique(y) if len(np.unique(fold[y == v])) == 1] if classes else []
+    classes = np.unique(y[:0] if y.dtype.kind == "f" else y)
+    alone = [v for v in classes if len(np.unique(fold[y == v])) == 1]
     return {c.name: np.where(np.isin(c.y, alone), -1, out[c.name]) for c in federation}
 
 
-def _held_out(
-    estimator: Any,
-    federation: Federation,
-    ratios: Ratios | None,
-    fold: Mapping[str, npt.NDArray[np.int64]],
-    folds: int,
-) -> dict[str, Float64Array]:
-    """Return the score of each row by the model that was trained without it; 0 for fold −1."""
-    out = {c.name: np.zeros(len(c.y)) for c in federation}
-    estimator.set_params(folder=None)
-    for j in range(folds):
-        keep = {n: f != j for n, f in fold.items()}
-        rows = (replace(c, x=c.x[keep[c.name]], y=c.y[keep[c.name]]) for c in federation)
-        if ratios is not None:
-            values = {n: r[keep[n]] for n, r in ratios.values.items()}
-            estimator.set_params(ratio=replace(ratios, values=values))
-        with warnings.catch_warnings():  # the ratios of all rows gave theirs
-            warnings.simplefilter("ignore", FedshiftWarning)
-            estimator.fit(Federation(tuple(rows)))
-        for c in federation:
-            rest = ~keep[c.name]
-            if rest.any():
-                guess = estimator.predict(c.x[rest], client=c.name)
-                numbers = isinstance(estimator, FederatedRegressor)
-                y = c.y[rest]
-                out[c.name][rest] = (y - guess) ** 2 if numbers else y == guess
-    return out
+def _rows(federation: Federation, at: Mapping[str, npt.NDArray[np.bool_]]) -> Federation:
+    rows = (replace(c, x=c.x[at[c.name]], y=c.y[at[c.name]], test_y=None) for c in federation)
+    return Federation(tuple(rows))
+
+
+def _score(params: Mapping[str, Any], risk: WeightedRisk) -> GridScore:
+    """Return mean and interval: Wilson's for accuracies, the normal one for squared errors."""
+    if risk.accuracy is None:
+        mean, half = 2 * risk.loss, 2 * Z * risk.loss_error
+        return GridScore(params, mean, mean - half, mean + half, risk.ess)
+    p, v = risk.accuracy, Z**2 / risk.ess
+    middle, half = (p + v / 2) / (1 + v), (v * (p * (1 - p) + v / 4)) ** 0.5 / (1 + v)
+    return GridScore(params, p, middle - half, middle + half, risk.ess)

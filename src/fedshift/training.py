@@ -100,16 +100,16 @@ def make_task(
 ) -> Task:
     """Build the task, which holds the rows, weights, model and plan that an engine trains on."""
     classes = count_classes(federation, settings) if classes is None else classes
-    return Task.of(
-        federation,
+    task = Task.of(
+        federation if scaling is None else scaling.federation(federation),
         checked_model(federation, settings, classes),
         settings.plan,
         weights=weights,
         loss=settings.loss,
-        scaling=scaling,
         dtype=torch.float64 if settings.precision == "float64" else torch.float32,
         device=device_of(settings),
     )
+    return replace(task, scaling=scaling)
 
 
 def checked_model(federation: Federation, settings: Settings, classes: int) -> nn.Module:
@@ -215,7 +215,8 @@ def train(
             spent.record_rounds(task, log)
             line: dict[str, Any] = {
                 "round": done,
-                "loss": float(log.losses.mean()) * (task.scaling.out[1] ** 2 if task.scaling else 1),
+                "loss": float(log.losses.mean())
+                * (task.scaling.out[1] ** 2 if task.scaling else 1),
                 "seconds": time.perf_counter() - begin,
             }
             state = engine.state

@@ -13,6 +13,8 @@ from fedshift.core.samples import Float64Array
 from fedshift.data.federation import ClientData, Federation
 from fedshift.errors import InputError
 
+#: returns labels for training, from a client's labels and their name
+Change = Callable[[ClientData, npt.NDArray[Any], str], npt.NDArray[Any]]
 #: numbers with more distinct values than this, and fewer rows a value, are not taken for classes
 MOST_CLASSES, FEWEST_ROWS = 20, 5
 
@@ -26,6 +28,8 @@ def learn_classes(federation: Federation) -> npt.NDArray[Any]:
         If there is one class only, labels mix text and numbers, or they are numbers to predict
         rather than classes.
     """
+    for c in federation:
+        c.check_labels()
     try:
         classes = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
         values = np.array(classes.tolist())  # objects become numbers, where all are
@@ -34,11 +38,15 @@ def learn_classes(federation: Federation) -> npt.NDArray[Any]:
             f"labels of all clients must be all text or all numbers; got both ({error}); "
             "convert them, for example with y.astype(str)"
         ) from None
-    if len(classes) < 2:
-        raise InputError(f"a classifier needs two classes over all clients; got {classes}; check y")
     rows = sum(len(c.y) for c in federation)
+    if len(classes) < 2:
+        raise InputError(
+            f"a classifier needs at least two rows and two classes; got {rows} rows of {classes}; "
+            "check the labels of all clients"
+        )
     many = len(classes) > MOST_CLASSES and rows < FEWEST_ROWS * len(classes)
-    if values.dtype.kind in "iuf" and (many or (values != np.round(values)).any()):
+    named = values.dtype.kind not in "iuf" or np.array_equal(values, np.arange(len(values)))
+    if not named and (many or (values != np.round(values)).any()):
         raise InputError(
             f"labels of a classifier must be classes; got numbers with {len(classes)} different "
             f"values in {rows} rows, such as {values[0]}; take FederatedRegressor or "
@@ -80,18 +88,12 @@ def with_numbers(federation: Federation) -> Federation:
     return _relabelled(federation, convert)
 
 
-def _relabelled(
-    federation: Federation,
-    change: Callable[[ClientData, npt.NDArray[Any], str], npt.NDArray[Any]],
-) -> Federation:
-    clients = (
-        replace(
-            c,
-            y=change(c, c.y, "y"),
-            test_y=None if c.test_y is None else change(c, c.test_y, "test_y"),
-        )
-        for c in federation
-    )
+def _relabelled(federation: Federation, change: Change) -> Federation:
+    clients = []
+    for c in federation:
+        c.check_labels()
+        test_y = None if c.test_y is None else change(c, c.test_y, "test_y")
+        clients.append(replace(c, y=change(c, c.y, "y"), test_y=test_y))
     truth = None if federation.truth is None else _Translated(federation)
     return Federation(tuple(clients), truth)
 

@@ -131,8 +131,10 @@ def estimate_log_ratios(
     objective = Objective.of(objective)
     goals = objective.goals(federation)
     objective.check_pooling(pooling)
-    if objective.kind == "erm" or isinstance(ratio, Ratios):
-        return None if objective.kind == "erm" else ratio
+    if objective.kind == "erm":
+        return None
+    if isinstance(ratio, Ratios):
+        return ratio
     known = isinstance(ratio, Mapping) or (isinstance(ratio, str) and ratio in METHODS)
     if not known and (isinstance(ratio, str | type) or not hasattr(ratio, "get_params")):
         raise InputError(

@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.special import softmax
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted

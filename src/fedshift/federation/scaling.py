@@ -40,10 +40,9 @@ class Scaling:
         """Measure the training rows; the ledger gets the sums that leave the clients."""
         d = int(np.prod(federation[0].x.shape[1:]))
         mean, sd, again = moments([c.x.reshape(len(c.x), d).astype(np.float64) for c in federation])
-        for c in federation:  # d sums twice and a count; the mean is sent back in between
-            ledger.add(
-                c.name, "query.describe", up=8 * (2 * d + 1 + again), down=8 * (2 * d + again)
-            )
+        sent = 8 * (2 * d + again)  # d sums twice, and a count; the mean is sent back in between
+        for c in federation:
+            ledger.add(c.name, "query.describe", up=sent + 8, down=sent)
         scale = np.where(sd > 0.0, sd, 1.0)
         if loss != "squared":
             return cls(loss, mean, scale)
@@ -65,16 +64,10 @@ class Scaling:
 
     def federation(self, federation: Federation) -> Federation:
         """Return the federation with scaled rows and labels, without test labels."""
-        clients = (
-            replace(
-                c,
-                x=self.columns(c.x),
-                y=self.labels(c.y),
-                test_x=self.columns(c.test_x),
-                test_y=None,
-            )
-            for c in federation
-        )
+        clients = []
+        for c in federation:
+            x, test = self.columns(c.x), self.columns(c.test_x)
+            clients.append(replace(c, x=x, y=self.labels(c.y), test_x=test, test_y=None))
         return Federation(tuple(clients))
 
     def model(self, model: nn.Module) -> nn.Module:

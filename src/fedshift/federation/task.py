@@ -145,7 +145,6 @@ class Task:
         *,
         weights: Mapping[str, Any] | None = None,
         loss: str | Loss = "cross-entropy",
-        scaling: Scaling | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> Task:
@@ -174,10 +173,8 @@ class Task:
             loss = Polynomial(plan.tail)
         sizes = [len(c.x) for c in federation]
         # joined before torch reads them: it warns of read-only arrays
-        rows, labels = (np.concatenate([getattr(c, n) for c in federation]) for n in ("x", "y"))
-        if scaling is not None:
-            rows, labels = scaling.columns(rows), scaling.labels(labels)
-        x, y = torch.as_tensor(rows, dtype=dtype), torch.as_tensor(labels)
+        x = torch.as_tensor(np.concatenate([c.x for c in federation]), dtype=dtype)
+        y = torch.as_tensor(np.concatenate([c.y for c in federation]))
         return cls(
             tuple(c.name for c in federation),
             x.to(device),
@@ -187,7 +184,6 @@ class Task:
             convert(model, plan.norm).to(device=device, dtype=dtype),
             plan,
             loss,
-            scaling,
         )
 
     def __post_init__(self) -> None:

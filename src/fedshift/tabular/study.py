@@ -13,7 +13,10 @@ import numpy.typing as npt
 from fedshift.core.params import whole_number
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weighting, Weights, effective_sample_size
-from fedshift.data.federation import Federation
+from fedshift.data.federation import ADVICE, Federation
+from fedshift.data.labels import encode_classes, learn_classes, with_numbers
+from fedshift.data.tables import Encoded, Encoder
+from fedshift.data.tables.target import Class
 from fedshift.errors import FedshiftWarning, InputError
 from fedshift.federation.client_weights import RatioMethod, compute_weights, estimate_log_ratios
 from fedshift.federation.crossval import CrossFittedModel, Folds, cross_fit, make_folds, scores_of
@@ -30,7 +33,6 @@ from fedshift.learn.forecast import Forecast, forecast_accuracy, forecast_error
 from fedshift.learn.objective import Objective
 from fedshift.outcome import ModelCandidate
 from fedshift.settings import Settings
-from fedshift.training import count_classes
 
 #: below this mean log loss of classifying a site's rows against training rows, they look like none
 STRANGE = 0.1
@@ -53,8 +55,8 @@ class TableStudy:
         without test labels.
     scaling : Scaling
     loss : {"cross-entropy", "squared"}
-    classes : int
-        Number of classes; 1 in regression.
+    names : tuple
+        The classes; empty in regression.
     base : mapping of client to ndarray (n_k,), or None
         Sample weights that training rows already have, such as survey weights.
     fold : mapping of client to ndarray (n_k,)
@@ -62,22 +64,25 @@ class TableStudy:
     seed : int
     ledger : Ledger
         Records everything that leaves a site.
+    encoder : Encoder or None
+        What made numbers of the rows, if they were tables.
     """
 
     federation: Federation
     scaled: Federation
     scaling: Scaling
     loss: LossName
-    classes: int
+    names: tuple[Any, ...]
     base: Mapping[str, Float64Array] | None
     fold: Folds
     seed: int
     ledger: Ledger
+    encoder: Encoder | None
 
     @classmethod
     def of(
         cls,
-        federation: Federation,
+        tables: Federation | Encoded,
         *,
         loss: str,
         base: Mapping[str, npt.ArrayLike] | None,
@@ -85,34 +90,33 @@ class TableStudy:
         seed: int,
     ) -> TableStudy:
         """Check a federation, scale it and cut it into folds."""
+        ledger, names, encoder = Ledger(), tuple[Class, ...](), None
+        federation = tables.federation if isinstance(tables, Encoded) else tables
+        if isinstance(tables, Encoded):
+            names, encoder = tables.classes, tables.encoder
+            base = tables.weights if base is None else base
+            for site, sums in tables.sums.items():
+                ledger.add(site, "share.encoding", up=sums.up)
         if not isinstance(federation, Federation):
             raise InputError(
                 f"fit_tables takes a fedshift.Federation; got {type(federation).__name__}; make "
-                "one with Federation.of({name: (x, y, test_x)})"
+                "one with Federation.of({name: (x, y, test_x)})" + ADVICE
             )
         whole_number(folds, "folds", least=2)
-        federation, name = _read_loss(federation, loss)
-        classes = count_classes(federation, Settings(loss=name))
+        federation, name, names = _read_labels(federation, loss, names)
         rows = sum(len(c.x) for c in federation)
-        if rows < 2 or (name == "cross-entropy" and classes < 2):
-            raise InputError(
-                f"training needs at least two rows and two classes; got {rows} rows of "
-                f"{classes} classes; check the label column"
-            )
-        ledger = Ledger()
+        if rows < 2:
+            raise InputError("training needs two rows and two classes or numbers; got one row")
         scaling = Scaling.of(federation, name, ledger)
         scaled = scaling.federation(federation)
-        return cls(
-            federation,
-            scaled,
-            scaling,
-            name,
-            classes,
-            None if base is None else _checked_base(federation, base),
-            make_folds({c.name: c.y for c in scaled}, count=min(folds, rows), seed=seed),
-            seed,
-            ledger,
-        )
+        fold = make_folds({c.name: c.y for c in scaled}, count=min(folds, rows), seed=seed)
+        own = None if base is None else _checked_base(federation, base)
+        return cls(federation, scaled, scaling, name, names, own, fold, seed, ledger, encoder)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; 1 in regression."""
+        return max(1, len(self.names))
 
     @property
     def rows(self) -> int:
@@ -239,17 +243,20 @@ class TableStudy:
         return ModelCandidate(name, fit, model, weights, evaluation)
 
 
-def _read_loss(federation: Federation, loss: str) -> tuple[Federation, LossName]:
-    """The loss by name, and the federation with labels of the type that it needs."""
-    whole = all(c.y.dtype.kind in "biu" for c in federation)
+def _read_labels(
+    federation: Federation, loss: str, names: tuple[Any, ...]
+) -> tuple[Federation, LossName, tuple[Any, ...]]:
+    """The federation with labels for training, the loss by name, and the classes."""
+    kinds = {np.array(c.y.tolist()).dtype.kind for c in federation}  # also those of objects
     if loss == "auto":
-        loss = "cross-entropy" if whole else "squared"
+        loss = "cross-entropy" if kinds <= set("biuUS") else "squared"
     name: LossName = Settings(loss=loss).loss  # type: ignore[arg-type]  # checks
-    if name == "squared" or not whole:
-        return federation, name
-    return replace(
-        federation, clients=tuple(replace(c, y=c.y.astype(np.int64)) for c in federation)
-    ), name
+    if name == "squared":
+        return with_numbers(federation), name, ()
+    if names:
+        return federation, name, names
+    classes = learn_classes(federation)
+    return encode_classes(federation, classes), name, tuple(classes.tolist())
 
 
 def _checked_base(
