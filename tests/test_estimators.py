@@ -12,8 +12,7 @@ from sklearn.base import clone
 
 import fedshift as fs
 from fedshift.data import GaussianShift
-from fedshift.errors import InputError, UnscaledColumns
-from fedshift.learn.models import MODELS
+from fedshift.errors import InputError
 
 PLAN = fs.FedSGD(iterations=150, lr=0.05, batch_size=32)
 
@@ -206,26 +205,3 @@ def test_a_site_that_was_not_trained_on_can_be_evaluated() -> None:
     scores = clf.evaluate(fs.Federation((fed[0], replace(fed[1], name="new"))))
     assert scores["client-1"].ess is not None
     assert scores["new"].ess is None
-
-
-def test_columns_of_other_scale_are_named(recwarn: pytest.WarningsRecorder) -> None:
-    rng = np.random.default_rng(0)
-    scale = np.array([1.0, 0.0, 1e5, 2.0])  # a column of zeros is not meant
-    y = np.arange(40) % 2
-
-    def fit(model: Any, x: np.ndarray, names: list[str] | None = None) -> None:
-        rows = x if names is None else pd.DataFrame(x, columns=names)
-        fed = fs.Federation.of({"a": (rows, y, rows)})
-        fs.FederatedClassifier(model, objective="erm", plan=fs.FedSGD(iterations=1)).fit(fed)
-
-    x = rng.normal(size=(40, 4))
-    said = r"factor of 1000.*got 2 \(up to .*e\+05\); standardise .* same numbers at all sites"
-    with pytest.warns(UnscaledColumns, match=said):
-        fit("linear", x * scale)
-    with pytest.warns(UnscaledColumns, match=r"got pay \(up to .*e\+05\); standardise"):
-        fit("mlp", x * scale, ["age", "none", "pay", "bmi"])
-    recwarn.clear()
-    fit("mlp", x * [1.0, 0.0, 100.0, 0.2])
-    fit(MODELS["mlp"], x * scale)  # somebody's own model may scale its rows
-    fit("linear", (x * scale)[:, None, :, None] + np.zeros((1, 1, 1, 4)))  # an image
-    assert not [w for w in recwarn if w.category is UnscaledColumns]

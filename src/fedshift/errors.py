@@ -127,8 +127,8 @@ class NotConverged(FedshiftWarning):
     """An optimiser stopped before it reached its tolerance."""
 
 
-class UnscaledColumns(FedshiftWarning):
-    """Columns have very different scales, so a model trained by gradients learns them poorly."""
+class NoBetterThanConstant(FedshiftWarning):
+    """On held-out rows, a constant prediction is as good as the model."""
 
 
 class UnscaledLabels(FedshiftWarning):

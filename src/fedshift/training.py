@@ -26,8 +26,9 @@ from fedshift.federation.fused import Fused
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.marginals import class_count
 from fedshift.federation.reference import Reference
+from fedshift.federation.scaling import Scaling
 from fedshift.federation.task import State, Task
-from fedshift.learn.evaluate import Evaluation, evaluate, predict
+from fedshift.learn.evaluate import Evaluation, as_tensor, evaluate, predict
 from fedshift.learn.models import build
 from fedshift.learn.weighted_risk import WeightedRisk, importance_weighted_risk
 from fedshift.settings import Settings, device_of
@@ -93,13 +94,9 @@ def count_classes(federation: Federation, settings: Settings) -> int:
     return classes
 
 
-def with_numbers(federation: Federation) -> Federation:
-    """Convert labels to float64, so that whole numbers are not taken for classes.
-
-    Warn if their root mean square is far from 1, where steps of usual size lead nowhere.
-    """
-    numbers = tuple(replace(c, y=np.asarray(c.y, dtype=np.float64)) for c in federation)
-    size = max(float(np.sqrt(np.mean(np.square(c.y)))) for c in numbers)
+def check_label_size(federation: Federation) -> None:
+    """Warn if the root mean square of labels is far from 1, where usual steps lead nowhere."""
+    size = max(float(np.sqrt(np.mean(np.square(c.y)))) for c in federation)
     if size and not 1 / FAR < size < FAR:
         warnings.warn(
             f"labels should be numbers of size 1 or so; got a root mean square of {size:.3g}, at "
@@ -108,7 +105,6 @@ def with_numbers(federation: Federation) -> Federation:
             UnscaledLabels,
             stacklevel=4,
         )
-    return replace(federation, clients=numbers)
 
 
 def make_task(
@@ -116,10 +112,11 @@ def make_task(
     weights: Mapping[str, Any] | None,
     settings: Settings,
     model: nn.Module,
+    scaling: Scaling | None = None,
 ) -> Task:
     """Build the task, which holds the rows, weights, model and plan that an engine trains on."""
     task = Task.of(
-        federation,
+        federation if scaling is None else scaling.federation(federation),
         model,
         settings.plan.with_seed(settings.seed),
         weights=weights,
@@ -132,7 +129,7 @@ def make_task(
             "training needs a row with weight > 0; got weight 0 for all rows of all clients that "
             "take part; check the ratios, and that training and test rows overlap"
         )
-    return task
+    return replace(task, scaling=scaling)
 
 
 def checked_model(federation: Federation, settings: Settings, classes: int) -> nn.Module:
@@ -142,7 +139,7 @@ def checked_model(federation: Federation, settings: Settings, classes: int) -> n
     try:
         with torch.inference_mode():
             trial = copy.deepcopy(model).eval()
-            rows = torch.as_tensor(first[:2], dtype=next(trial.parameters()).dtype)
+            rows = as_tensor(first[:2]).to(next(trial.parameters()).dtype)
             out = trial(rows)
     except RuntimeError as error:
         raise InputError(
@@ -260,7 +257,8 @@ def train(
             spent.record_rounds(task, log)
             line: dict[str, Any] = {
                 "round": done,
-                "loss": float(log.losses.mean()),
+                "loss": float(log.losses.mean())
+                * (task.scaling.out[1] ** 2 if task.scaling else 1),
                 "seconds": time.perf_counter() - begin,
             }
             state = engine.state

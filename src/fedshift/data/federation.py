@@ -19,6 +19,8 @@ from fedshift.errors import InputError
 Goal = str
 #: clients that the table of a printed federation shows
 SHOWN = 12
+#: where to go with a data frame that has text or missing values
+ADVICE = "; fs.train and fs.fit_tables take fs.Sites.of({site: (train_df, deploy_df)}, label=…)"
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class ClientData:
         >>> ClientData.of("north", [[40.0], [50.0]], [0, 1], [[60.0]])
         ClientData('north', n=2, test n=1)
         """
-        rows = as_rows(x, name=f"client {name!r}: x")
-        tests = as_rows(test_x, name=f"client {name!r}: test_x")
+        rows = as_rows(x, name=f"client {name!r}: x", advice=ADVICE)
+        tests = as_rows(test_x, name=f"client {name!r}: test_x", advice=ADVICE)
         if tests.shape[1:] != rows.shape[1:]:
             raise InputError(
                 f"client {name!r}: test_x must have rows of shape {rows.shape[1:]}, like x; "
@@ -359,7 +361,9 @@ def check_federation(federation: object, who: str) -> None:
     if not isinstance(federation, Federation):
         raise InputError(
             f"{who} needs a fedshift.Federation; got {type(federation).__name__}; make one "
-            "with Federation.of({name: (x, y, test_x)}) or use, say, fedshift.data.GaussianShift"
+            "with Federation.of({name: (x, y, test_x)}); then score(federation) and "
+            "fs.cross_validate(estimator, federation, grid) do what scikit-learn's functions of "
+            f"(X, y) do{ADVICE}"
         )
 
 

@@ -102,7 +102,8 @@ def estimate_log_ratios(
     Parameters
     ----------
     ratio : str, estimator or mapping
-        "exact", a name of `ESTIMATORS`, an estimator, or log ratios by client.
+        "exact", a name of `ESTIMATORS`, an estimator, log ratios by client, or `Ratios`, which are
+        returned as they are.
     objective : str
         See `fedshift.learn.objective.Objective`.
     pooling : float
@@ -128,6 +129,8 @@ def estimate_log_ratios(
     objective.check_pooling(pooling)
     if objective.kind == "erm":
         return None
+    if isinstance(ratio, Ratios):
+        return ratio
     known = isinstance(ratio, Mapping) or (isinstance(ratio, str) and ratio in METHODS)
     if not known and (isinstance(ratio, str | type) or not hasattr(ratio, "get_params")):
         raise InputError(

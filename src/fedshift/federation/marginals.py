@@ -350,7 +350,8 @@ def class_count(federation: Federation) -> int:
         if not np.issubdtype(c.y.dtype, np.integer) or c.y.min() < 0:
             raise InputError(
                 f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
-                "encode the classes first, or use FederatedClassifier, which encodes them"
+                "encode the classes first, or use FederatedClassifier, which encodes them; for "
+                "numbers take loss='squared' or FederatedRegressor"
             )
     present = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
     count = 1 + int(present[-1])

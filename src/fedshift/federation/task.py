@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from fedshift.federation.plan import FedAvg, Plan
 from fedshift.learn.augment import blend, crops, shares, take_cropped
 from fedshift.learn.losses import LOSSES, Loss, Polynomial, cross_entropy
 from fedshift.learn.norm import convert, norm_layers, pool_moments, restore
+
+if TYPE_CHECKING:  # the ledger, in which scaling is booked, imports this module
+    from fedshift.federation.scaling import Scaling
 
 #: entries of a state that make the model
 AVERAGED = ("params", "stats", "local")
@@ -118,6 +121,8 @@ class Task:
     plan : Plan
     loss : callable
         Maps scores and labels to a loss for every row.
+    scaling : Scaling, optional
+        How `x` and `y` were scaled; `module` returns a model of rows as they were.
     """
 
     names: tuple[str, ...]
@@ -128,6 +133,7 @@ class Task:
     model: nn.Module
     plan: Plan
     loss: Loss = cross_entropy
+    scaling: Scaling | None = None
     _rows: dict[int, draw.BatchRows] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -504,7 +510,8 @@ class Task:
                 for name, layer in norm_layers(model).items():
                     layer.running_mean.copy_(means[name])
                     layer.running_var.copy_(variances[name])
-        return (restore(model) if plain else model).eval()
+        model = (restore(model) if plain else model).eval()
+        return model if self.scaling is None else self.scaling.model(model)
 
 
 def mean_by_client(weight: Tensor, start: npt.NDArray[np.int64]) -> Float64Array:
