@@ -218,6 +218,7 @@ ACCEPTED = {
     ("FederatedRegressor", "folder", "an unknown name"): "a new folder",
     ("effective_sample_size", "weight", "no rows"): "no row is worth no row",
     ("effective_sample_size", "weight", "zeros"): "rows of weight zero are worth no row",
+    ("fixed_design", "weight", "zeros"): "ridge regression on no row is zero",
     ("Reweighter", "target", "a gap"): "the ratio reads an encoded copy",
     ("Reweighter", "target", "None"): "the ratio reads an encoded copy",
     ("Reweighter", "target", "nothing"): "no target: the learner alone",

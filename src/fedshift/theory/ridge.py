@@ -77,7 +77,9 @@ def second_moment(rows: Rows, *, weight: npt.ArrayLike | None = None) -> Float64
            [0. , 2. ]])
     """
     x = matrix(rows, "rows")
-    w = _weights(weight, len(x))
+    w = np.ones(len(x)) if weight is None else vector(weight, "weight", length=len(x), least=0.0)
+    if not w.any():
+        raise InputError("weight must be above zero for at least one row; got zeros only")
     moment: Float64Array = (x * (w / w.sum())[:, None]).T @ x
     return moment
 
@@ -120,7 +122,7 @@ def fixed_design(
     """
     rows = matrix(x, "x")
     n, d = rows.shape
-    w = _weights(weight, n)
+    w = np.ones(n) if weight is None else vector(weight, "weight", length=n, least=0.0)
     sigma = matrix(moment, "moment")
     if sigma.shape != (d, d):
         raise InputError(
@@ -187,10 +189,3 @@ def random_design(
         variance_error=float(errors[1]),
         designs=designs,
     )
-
-
-def _weights(weight: npt.ArrayLike | None, n: int) -> Float64Array:
-    w = np.ones(n) if weight is None else vector(weight, "weight", length=n, least=0.0)
-    if not w.any():
-        raise InputError("weight must be above zero for at least one row; got zeros only")
-    return w
