@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
+from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array, Rows, as_rows, column_names, same_names
 from fedshift.core.weights import Weighting
 from fedshift.data.federation import Federation, check_federation
@@ -150,7 +151,10 @@ class _Federated(Saving, BaseEstimator, ABC):
             raise InputError(
                 f"X must have rows of shape {self.row_shape_}, as in fit; got {x.shape[1:]}"
             )
-        return self.outcome_.predictor.scores(x, client)
+        predictor = self.outcome_.predictor
+        if client is not None and client not in predictor.sites:
+            raise InputError(f"client must be {nearest(client, predictor.sites)}")
+        return predictor.scores(x, client)
 
     def _check_columns(self, names: Sequence[Any] | None, who: str) -> None:
         """Raise unless data frames have the columns of `fit`, in the same order."""

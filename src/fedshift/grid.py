@@ -145,6 +145,7 @@ def cross_validate(
         raise InputError(f"estimator must be a {need}; got {estimator!r}")
     check_federation(federation, "cross_validate")
     whole_number(folds, "folds", least=2)
+    whole_number(seed, "seed", least=0)
     federation, shared = clone(estimator).encode(federation), dict[str, Ratios]()
     fold = _folds(federation, folds, seed)
     settings, ratios = estimator.settings(federation), _ratios(estimator, federation, shared)

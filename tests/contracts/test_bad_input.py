@@ -71,6 +71,11 @@ CALLS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "FederatedAuto": (fs.FederatedAuto, "fit", {"federation": FEDERATION, "plan": FAST}),
     "FederatedClassifier": (fs.FederatedClassifier, "fit", {"federation": FEDERATION, **PLAIN}),
     "FederatedRegressor": (fs.FederatedRegressor, "fit", {"federation": FEDERATION, **PLAIN}),
+    "cross_validate": (
+        fs.cross_validate,
+        "",
+        {"estimator": fs.FederatedClassifier(**PLAIN), "federation": FEDERATION, "folds": 2},
+    ),
     "FedSGD": (fs.FedSGD, "", {}),
     "FedAvg": (fs.FedAvg, "", {}),
     "Optimizer": (fs.Optimizer, "", {}),

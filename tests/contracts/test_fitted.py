@@ -234,7 +234,7 @@ def frames(y: Callable[[int], Any]) -> fs.Federation:
 
 
 @pytest.mark.parametrize(
-    "classes", [["no", "yes"], [3, 7], [0.5, 1.5], [False, True], [np.int64(3), np.int64(9)]]
+    "classes", [["no", "yes"], [3, 7], [1.0, 2.0], [False, True], [np.int64(3), np.int64(9)]]
 )
 def test_a_classifier_saves_and_loads(classes: list[Any], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

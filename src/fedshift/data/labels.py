@@ -92,8 +92,9 @@ def _relabelled(federation: Federation, change: Change) -> Federation:
     clients = []
     for c in federation:
         c.check_labels()
+        y = change(c, c.y, "y")
         test_y = None if c.test_y is None else change(c, c.test_y, "test_y")
-        clients.append(replace(c, y=change(c, c.y, "y"), test_y=test_y))
+        clients.append(replace(c, y=y, test_y=test_y))
     truth = None if federation.truth is None else _Translated(federation)
     return Federation(tuple(clients), truth)
 
