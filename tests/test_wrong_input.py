@@ -175,7 +175,7 @@ class TestExactRatios:
     def test_unknown_clients_of_estimated_ratios(self, federation: fs.Federation) -> None:
         fitted = fs.FederatedMLLS(model="linear", plan=PLAN).fit(federation)
         for names in ({"source": "north"}, {"source": "client-1", "target": "north"}):
-            with pytest.raises(fs.errors.InputError, match="client must be one of .*'north'"):
+            with pytest.raises(fs.errors.InputError, match=r"client must be one of .*'north'"):
                 fitted.source_log_ratio(**names)
 
     def test_labels_beyond_the_table(self) -> None:
