@@ -172,6 +172,12 @@ class TestExactRatios:
             with pytest.raises(fs.errors.InputError, match=r"client-1.*got \['north', 'south'\]"):
                 find("north")
 
+    def test_unknown_clients_of_estimated_ratios(self, federation: fs.Federation) -> None:
+        fitted = fs.FederatedMLLS(model="linear", plan=PLAN).fit(federation)
+        for names in ({"source": "north"}, {"source": "client-1", "target": "north"}):
+            with pytest.raises(fs.errors.InputError, match=r"client must be one of .*'north'"):
+                fitted.source_log_ratio(**names)
+
     def test_labels_beyond_the_table(self) -> None:
         rows = np.zeros((40, 2)), np.tile([0, 1], 20)
         federation = Labels([[9, 9]], [[5, 5]]).split(*rows, *rows, seed=0)

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedshift.core.device import pick_device
 from fedshift.core.label import mlls
-from fedshift.core.params import one_of, whole
+from fedshift.core.params import nearest, one_of, whole
 from fedshift.core.samples import Float64Array
 from fedshift.core.scaling import CALIBRATIONS
 from fedshift.core.threads import STEP, threads_for
@@ -209,6 +209,9 @@ class FederatedMLLS(BaseEstimator):
         """
         check_is_fitted(self, "marginals_")
         names = list(self.marginals_) if target is None else np.atleast_1d(target).tolist()
+        for name in (source, *names):
+            if name not in self.marginals_:
+                raise InputError(f"client must be {nearest(name, list(self.marginals_))}")
         top = np.sum([self.marginals_[n] for n in names], axis=0)
         with np.errstate(divide="ignore"):
             table = np.log(top) - np.log(self._distributions[source])
