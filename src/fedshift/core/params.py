@@ -50,13 +50,14 @@ def check_numbers(kind: Callable[..., Any], values: Mapping[str, Any]) -> None:
         ``locals()`` at the start of a function, ``vars(self)`` of an object.
     """
     for name, parameter in inspect.signature(kind).parameters.items():
-        types, value = set(str(parameter.annotation).split(" | ")), values.get(name)
+        types, value = set(str(parameter.annotation).split(" | ")), values.get(name, 0)
         if not types <= {"int", "float", "None"} or (value is None and "None" in types):
             continue
-        if "float" not in types:
-            whole_number(value, f"{kind.__name__}: {name}", least=-(10**18) * (name != "seed"))
-        elif isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
-            raise InputError(f"{kind.__name__}: {name} must be a number; got {value!r}")
+        need, what = (numbers.Real, "") if "float" in types else (numbers.Integral, "whole ")
+        if not isinstance(value, need) or isinstance(value, bool) or math.isnan(float(value)):
+            raise InputError(f"{kind.__name__}: {name} must be a {what}number; got {value!r}")
+        if name == "seed":
+            whole_number(value, f"{kind.__name__}: seed", least=0)
 
 
 def nearest(value: object, choices: Iterable[str]) -> str:
