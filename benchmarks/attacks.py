@@ -116,8 +116,8 @@ class Setting:
         """
         shift = Labels.one_class_each(train=self.train, test=self.test)
         splits = load(self.source).split(shift, seed=seed)
-        grey = tuple(replace(c, x=c.x[:, 0], test_x=c.test_x[:, 0]) for c in splits)
-        return replace(splits, clients=grey)
+        grey = (replace(c, x=c.x[:, 0], test_x=c.test_x[:, 0], drawn=None) for c in splits)
+        return replace(splits, clients=tuple(grey))  # labels give its exact ratios
 
 
 SETTINGS = {

@@ -227,7 +227,10 @@ def command(name: str, methods: Sequence[str], key: str, value: float) -> Run:
 def federation(recipe: Recipe, change: float) -> fs.Federation:
     """A recipe's federation of seed 0."""
     whole = recipe.data.federation(recipe.data.load(None), seed=0)
-    rows = (replace(c, x=changed(c.x, change), test_x=changed(c.test_x, change)) for c in whole)
+    rows = (
+        replace(c, x=changed(c.x, change), test_x=changed(c.test_x, change), drawn=None)
+        for c in whole
+    )
     return replace(whole, clients=tuple(rows))
 
 

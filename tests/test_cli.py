@@ -119,7 +119,7 @@ def test_dry_run_writes_nothing(
 ) -> None:
     assert cli.main(["run", str(recipe), "--out", str(tmp_path / "runs"), "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "ftw, exact ratios, FedSGD(iterations=6)" in printed
+    assert "ftw, exact ratios, FedSGD(seed=0, iterations=6)" in printed
     assert not (tmp_path / "runs").exists()
 
 

@@ -12,8 +12,7 @@ from sklearn.base import clone
 
 import fedshift as fs
 from fedshift.data import GaussianShift
-from fedshift.errors import InputError, UnscaledColumns
-from fedshift.learn.models import MODELS
+from fedshift.errors import InputError
 
 PLAN = fs.FedSGD(iterations=150, lr=0.05, batch_size=32)
 
@@ -79,6 +78,25 @@ def test_parameters_are_sklearns() -> None:
     assert clone(clf).get_params()["plan"] == PLAN
     clf.set_params(objective="fitw")
     assert clf.objective == "fitw"
+
+
+def test_the_seed_seeds_a_plan_without_one() -> None:
+    fed = labelled()
+    plan = fs.FedSGD(iterations=60, lr=0.05)
+
+    def fit(seed: int, plan: Any) -> Any:
+        clf = fs.FederatedClassifier("linear", ratio="exact", seed=seed, plan=plan).fit(fed)
+        return clf.outcome_.state.tensors["params"].numpy()
+
+    first, second = fit(0, plan), fit(1, plan)
+    assert not np.allclose(first, second)
+    np.testing.assert_array_equal(fit(1, plan), second)
+    np.testing.assert_array_equal(fit(1, replace(plan, seed=1)), second)
+    assert plan.seed is None
+    own = [fit(s, replace(plan, seed=0)) for s in (0, 1)]  # a linear model starts at zero
+    np.testing.assert_array_equal(own[0], first)
+    with pytest.raises(InputError, match="seed must be a whole number of at least 0; got -1"):
+        fs.FedSGD(seed=-1)
 
 
 def test_a_folder_makes_a_second_fit_short(tmp_path: Any) -> None:
@@ -187,26 +205,3 @@ def test_a_site_that_was_not_trained_on_can_be_evaluated() -> None:
     scores = clf.evaluate(fs.Federation((fed[0], replace(fed[1], name="new"))))
     assert scores["client-1"].ess is not None
     assert scores["new"].ess is None
-
-
-def test_columns_of_other_scale_are_named(recwarn: pytest.WarningsRecorder) -> None:
-    rng = np.random.default_rng(0)
-    scale = np.array([1.0, 0.0, 1e5, 2.0])  # a column of zeros is not meant
-    y = np.arange(40) % 2
-
-    def fit(model: Any, x: np.ndarray, names: list[str] | None = None) -> None:
-        rows = x if names is None else pd.DataFrame(x, columns=names)
-        fed = fs.Federation.of({"a": (rows, y, rows)})
-        fs.FederatedClassifier(model, objective="erm", plan=fs.FedSGD(iterations=1)).fit(fed)
-
-    x = rng.normal(size=(40, 4))
-    said = r"factor of 1000.*got 2 \(up to .*e\+05\); standardise .* same numbers at all sites"
-    with pytest.warns(UnscaledColumns, match=said):
-        fit("linear", x * scale)
-    with pytest.warns(UnscaledColumns, match=r"got pay \(up to .*e\+05\); standardise"):
-        fit("mlp", x * scale, ["age", "none", "pay", "bmi"])
-    recwarn.clear()
-    fit("mlp", x * [1.0, 0.0, 100.0, 0.2])
-    fit(MODELS["mlp"], x * scale)  # somebody's own model may scale its rows
-    fit("linear", (x * scale)[:, None, :, None] + np.zeros((1, 1, 1, 4)))  # an image
-    assert not [w for w in recwarn if w.category is UnscaledColumns]

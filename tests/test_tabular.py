@@ -92,7 +92,8 @@ class TestChoice:
     def test_hopelessly_harmful_weights_are_refused(self) -> None:
         fed = sites(train=(0.3, 0.3, 0.4), test=(0.3, 0.3, 0.4))
         rng = np.random.default_rng(0)
-        wild = {c.name: rng.normal(0.0, 3.0, len(c.y)) for c in fed}
+        wild = {c.name: np.exp(rng.normal(0.0, 3.0, len(c.y))) for c in fed}
+        wild = {n: np.log(len(fed) * r / r.mean()) for n, r in wild.items()}
         found = fit_tables(fed, ratio=wild)
         assert found.choice == "erm"
         assert set(found.candidates) == {"erm", "given"}

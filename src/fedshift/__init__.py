@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedshift.federation.plan import Sign as Sign
     from fedshift.federation.plan import TopK as TopK
     from fedshift.federation.ratio_selection import FederatedAuto as FederatedAuto
+    from fedshift.grid import cross_validate as cross_validate
     from fedshift.learn import models as models
     from fedshift.outcome import load as load
     from fedshift.ratio.multi_source import MultiSource as MultiSource
@@ -47,6 +48,7 @@ else:
             "data.federation": ("ClientData", "Federation"),
             "data.tables": ("Sites",),
             "estimators": ("FederatedClassifier", "FederatedRegressor"),
+            "grid": ("cross_validate",),
             "federation.ratio_selection": ("FederatedAuto",),
             "federation.marginals": ("FederatedMLLS",),
             "federation.plan": ("QSGD", "FedAvg", "FedSGD", "Optimizer", "Sign", "TopK"),

@@ -99,6 +99,10 @@ class LowCoverage(FedshiftWarning):
     """Part of the target distribution lies where there are no source rows."""
 
 
+class LargeMeanRatio(FedshiftWarning):
+    """The mean ratio over the source exceeds the number of target distributions."""
+
+
 class ConstantColumns(FedshiftWarning):
     """Columns have the same single value in source and target, so they carry no information."""
 
@@ -123,8 +127,16 @@ class NotConverged(FedshiftWarning):
     """An optimiser stopped before it reached its tolerance."""
 
 
-class UnscaledColumns(FedshiftWarning):
-    """Columns have very different scales, so a model trained by gradients learns them poorly."""
+class NoBetterThanConstant(FedshiftWarning):
+    """On held-out rows, a constant prediction is as good as the model."""
+
+
+class UnscaledLabels(FedshiftWarning):
+    """Numbers to predict are very large or small, so a model trained by gradients misses them."""
+
+
+class NotResumable(FedshiftWarning):
+    """Code of the user stands in no file, so a run cannot be resumed safely."""
 
 
 class DamagedCheckpoint(FedshiftWarning):

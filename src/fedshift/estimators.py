@@ -16,26 +16,35 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fedshift.core.samples import Float64Array, FloatArray, Rows, as_rows, column_names, same_names
+from fedshift.core.params import nearest
+from fedshift.core.samples import Float64Array, Rows, as_rows, column_names, same_names
 from fedshift.core.weights import Weighting
-from fedshift.data.federation import ClientData, Federation, check_federation
-from fedshift.errors import InputError, UnscaledColumns
+from fedshift.data.federation import Federation, check_federation
+from fedshift.data.labels import encode_classes, learn_classes, with_numbers
+from fedshift.errors import InputError, NoBetterThanConstant
+from fedshift.federation.ledger import Ledger
 from fedshift.federation.plan import FedSGD, Plan
-from fedshift.learn.evaluate import Evaluation, predict
+from fedshift.federation.scaling import Scaling
+from fedshift.learn.evaluate import Evaluation, LossName, predict
+from fedshift.learn.gate import difference
 from fedshift.outcome import Outcome
+from fedshift.outcome.predictor import Predictor, Saving
 from fedshift.settings import Settings
-from fedshift.training import score
+from fedshift.training import hold_out, score
 from fedshift.workflow import run
 
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
-#: models that do not scale columns, and the largest ratio of scales without a warning
-PLAIN, APART = ("mlp", "linear"), 1e3
+#: the default plan for vectors, and its early stopping
+TABLES: dict[str, Any] = {"iterations": 2000, "lr": 0.003}
+STOP: dict[str, Any] = {"validation": 0.2, "patience": 12, "choose": "best", "check_every": 25}
+#: standard errors by which a model must beat a constant on held-out rows
+BETTER = 1.0
 
 
-class _Federated(BaseEstimator, ABC):
+class _Federated(Saving, BaseEstimator, ABC):
     """Base of classifier and regressor: `fit` learns an `Outcome`."""
 
-    _loss: str
+    _loss: LossName
 
     def __init__(
         self,
@@ -46,9 +55,10 @@ class _Federated(BaseEstimator, ABC):
         pooling: float = 0.0,
         weighting: Weighting | None = None,
         plan: Plan | None = None,
-        validation: float = 0.0,
+        scale: bool = True,
+        validation: float | None = None,
         patience: int | None = None,
-        choose: str = "last",
+        choose: str | None = None,
         engine: str = "fused",
         device: str | None = None,
         folder: Path | str | None = None,
@@ -60,6 +70,7 @@ class _Federated(BaseEstimator, ABC):
         self.pooling = pooling
         self.weighting = weighting
         self.plan = plan
+        self.scale = scale
         self.validation = validation
         self.patience = patience
         self.choose = choose
@@ -68,14 +79,15 @@ class _Federated(BaseEstimator, ABC):
         self.folder = folder
         self.seed = seed
 
-    def _settings(self) -> Settings:
-        options = self.get_params(deep=False) | {"loss": self._loss}
-        del options["folder"]
-        if self.weighting is None:
-            options["weighting"] = Weighting()
-        if self.plan is None:
-            options["plan"] = FedSGD(seed=self.seed)
-        return Settings(**options)
+    def settings(self, federation: Federation) -> Settings:
+        """Return all settings of training, with the defaults for these rows."""
+        default = self.plan is None and federation[0].x.ndim == 2
+        stop = default and self.validation != 0 and min(len(c.x) for c in federation) > 1
+        plan = FedSGD(**(TABLES if default else {}))
+        options = {"loss": self._loss, "plan": plan, **(STOP if stop else {})}
+        own = self.get_params(deep=False).items()
+        known = {n: v for n, v in own if v is not None and n in Settings.__dataclass_fields__}
+        return Settings(**options | known)
 
     def fit(self, federation: Federation, y: None = None) -> Self:
         """Estimate ratios, train, and evaluate if there are test labels.
@@ -88,20 +100,21 @@ class _Federated(BaseEstimator, ABC):
 
         Warns
         -----
-        UnscaledColumns
-            If the model is "mlp" or "linear" and columns have very different scales.
+        NoBetterThanConstant
+            If there are held-out rows, on which a constant prediction is as good up to noise.
         """
         check_federation(federation, "fit")
         if y is not None:
             raise InputError("fit needs a Federation alone, which holds the labels; got y; drop y")
         for c in federation:
             c.check_labels()
-        self._learn_labels(federation)
-        if self.model in PLAIN:
-            _check_scales(federation)
-        self.outcome_: Outcome = run(
-            self._encoded(federation), self._settings(), folder=self.folder
-        )
+        scaling, ledger = None, Ledger()
+        encoded, settings = self.encode(federation), self.settings(federation)
+        if self.scale and self.model in ("mlp", "linear") and federation[0].x.ndim == 2:
+            scaling = Scaling.of(encoded, self._loss, ledger)
+        self.outcome_: Outcome = run(encoded, settings, folder=self.folder, scaling=scaling)
+        self.outcome_.ledger.merge(ledger)
+        _compare_with_constant(self.outcome_, encoded, settings)
         self.weights_ = self.outcome_.weights
         self.history_ = self.outcome_.history
         self.ledger_ = self.outcome_.ledger
@@ -112,17 +125,25 @@ class _Federated(BaseEstimator, ABC):
             del self.feature_names_in_
         return self
 
+    @property
+    def predictor(self) -> Predictor:
+        """The model with all that it needs to predict, which `save` writes."""
+        check_is_fitted(self, "outcome_")
+        # a list of an array of objects may hold NumPy's numbers, which JSON does not have
+        classes = np.array(getattr(self, "classes_", np.empty(0)).tolist()).tolist()
+        return replace(self.outcome_.predictor, classes=tuple(classes))
+
     def evaluate(self, federation: Federation) -> Evaluation:
         """Evaluate on the test rows of each client, all of which must have labels."""
         check_is_fitted(self, "outcome_")
         check_federation(federation, "evaluate")
         for c in federation:
             self._check_columns(c.columns, f"client {c.name!r}")
-            c.check_labels()
         out = self.outcome_
-        return score(out.task, out.state, self._encoded(federation), self._settings(), out.weights)
+        encoded, settings = self.encode(federation, learn=False), self.settings(federation)
+        return score(out.task, out.state, encoded, settings, out.weights)
 
-    def _scores(self, X: Rows, client: str | None) -> FloatArray:
+    def _scores(self, X: Rows, client: str | None) -> Float64Array:
         check_is_fitted(self, "outcome_")
         x = as_rows(X, name="X")
         self._check_columns(column_names(X), "X")
@@ -130,7 +151,10 @@ class _Federated(BaseEstimator, ABC):
             raise InputError(
                 f"X must have rows of shape {self.row_shape_}, as in fit; got {x.shape[1:]}"
             )
-        return np.asarray(predict(self.outcome_.model(client), x).double().numpy())
+        predictor = self.outcome_.predictor
+        if client is not None and client not in predictor.sites:
+            raise InputError(f"client must be {nearest(client, predictor.sites)}")
+        return predictor.scores(x, client)
 
     def _check_columns(self, names: Sequence[Any] | None, who: str) -> None:
         """Raise unless data frames have the columns of `fit`, in the same order."""
@@ -138,25 +162,21 @@ class _Federated(BaseEstimator, ABC):
         have = None if names is None else [str(n) for n in names]
         same_names(need, have, who, of="fit, feature_names_in_")
 
-    def _learn_labels(self, federation: Federation) -> None:
-        """Learn the classes."""
+    def score(self, federation: Federation) -> float:
+        """Return the accuracy (classifier) or R² (regression) on test rows, mean over clients.
 
-    def _encoded(self, federation: Federation) -> Federation:
-        """The federation with labels encoded for the training engine."""
-        clients = (
-            replace(
-                c,
-                y=self._codes(c, c.y, "y"),
-                test_y=None if c.test_y is None else self._codes(c, c.test_y, "test_y"),
-            )
-            for c in federation
-        )
-        truth = None if federation.truth is None else _Translated(federation)
-        return Federation(tuple(clients), truth)
+        R² is NaN if all labels of each client are equal. `evaluate` returns further scores and
+        intervals. `fedshift.cross_validate` needs no test labels.
+        """
+        mean = self.evaluate(federation).mean_of("accuracy" if self._loss != "squared" else "r2")
+        return float("nan") if mean is None else mean
 
     @abstractmethod
-    def _codes(self, c: ClientData, y: npt.NDArray[Any], part: str) -> npt.NDArray[Any]:
-        """Labels as numbers; errors call them `part`."""
+    def encode(self, federation: Federation, *, learn: bool = True) -> Federation:
+        """Return the federation with labels for the training engine.
+
+        With `learn`, the classes are those of this federation, otherwise those of `fit`.
+        """
 
 
 class FederatedClassifier(_Federated):
@@ -178,14 +198,21 @@ class FederatedClassifier(_Federated):
         does not depend on the client that holds it (`fedshift.Settings`).
     weighting : Weighting, optional
     plan : FedSGD or FedAvg, optional
+        By default, vectors are trained on with early stopping, and images for 1000 rounds.
+    scale : bool
+        Whether columns of vectors, and numbers to predict, are scaled to mean 0 and standard
+        deviation 1 for "mlp" and "linear", by sums over all clients. Ratios are not affected.
     validation, patience, choose
         Early stopping and model choice by importance-weighted validation (`fedshift.Settings`).
+        By default, there is none, except that the default plan for vectors holds 20 % of each
+        client's training rows out and returns the best state; ``validation=0`` trains on all rows.
     engine : {"fused", "reference"}
         "fused" computes all clients in one tensor program and is fast. "reference" computes one
         client after another in plain code. Both give the same result up to rounding.
     device : str, optional
     folder : path, optional
-        Folder of checkpoints. A second `fit` with the same settings continues from the last one.
+        Folder of checkpoints. A second `fit` with the same settings and code continues from the
+        last one. Code in a notebook is never resumed (`fedshift.run`).
     seed : int
 
     Attributes
@@ -211,28 +238,11 @@ class FederatedClassifier(_Federated):
 
     _loss = "cross-entropy"
 
-    def _learn_labels(self, federation: Federation) -> None:
-        try:
-            self.classes_ = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
-        except TypeError as error:
-            raise InputError(
-                f"labels of all clients must be all text or all numbers; got both ({error}); "
-                "convert them, for example with y.astype(str)"
-            ) from None
-        if len(self.classes_) < 2:
-            raise InputError(
-                f"a classifier needs two classes over all clients; got {self.classes_}; check y"
-            )
-
-    def _codes(self, c: ClientData, y: npt.NDArray[Any], part: str) -> npt.NDArray[np.int64]:
-        at = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        unknown = self.classes_[at] != y
-        if unknown.any():
-            raise InputError(
-                f"client {c.name!r}: {part} must hold classes of the training labels, "
-                f"{list(self.classes_)}; got {y[np.argmax(unknown)]!r}; remove these rows"
-            )
-        return np.asarray(at, dtype=np.int64)
+    def encode(self, federation: Federation, *, learn: bool = True) -> Federation:
+        """Return the federation with class numbers as labels; with `learn`, learn the classes."""
+        if learn:
+            self.classes_ = learn_classes(federation)
+        return encode_classes(federation, self.classes_)
 
     def predict_proba(self, X: Rows, *, client: str | None = None) -> Float64Array:
         """Predict class probabilities (n, classes).
@@ -243,7 +253,8 @@ class FederatedClassifier(_Federated):
 
     def predict(self, X: Rows, *, client: str | None = None) -> npt.NDArray[Any]:
         """Predict the classes of rows (n,)."""
-        return np.asarray(self.classes_[self._scores(X, client).argmax(axis=1)])
+        best = self._scores(X, client).argmax(axis=1)
+        return np.asarray(self.classes_[best])
 
 
 class FederatedRegressor(_Federated):
@@ -251,56 +262,40 @@ class FederatedRegressor(_Federated):
 
     _loss = "squared"
 
-    def _codes(self, c: ClientData, y: npt.NDArray[Any], part: str) -> Float64Array:
-        try:
-            if y.dtype.kind in "biufO":
-                return np.asarray(y, dtype=np.float64)
-        except (TypeError, ValueError):
-            pass
-        raise InputError(
-            f"client {c.name!r}: {part} must hold numbers; got {y[0]!r} ({y.dtype}); convert them, "
-            "or take FederatedClassifier for classes"
-        )
+    def encode(self, federation: Federation, *, learn: bool = True) -> Federation:
+        """Return the federation with labels in float64; there is nothing to learn."""
+        return with_numbers(federation)
 
     def predict(self, X: Rows, *, client: str | None = None) -> Float64Array:
         """Predict the values of rows (n,)."""
         return np.asarray(self._scores(X, client), dtype=np.float64).reshape(-1)
 
 
-def _check_scales(federation: Federation) -> None:
-    """Warn if columns of vectors have very different largest absolute values, zero columns aside.
-
-    Standard deviations would also warn of rare pixels and words, which do no harm.
-    """
-    if federation[0].x.ndim != 2:
+def _compare_with_constant(out: Outcome, federation: Federation, settings: Settings) -> None:
+    """Warn unless held-out rows say that the model is better than a constant prediction."""
+    (train, weights), held_out = hold_out(federation, out.weights, settings)
+    if held_out is None:
         return
-    reach = np.max([np.abs([c.x.min(axis=0), c.x.max(axis=0)]) for c in federation], axis=(0, 1))
-    where = np.flatnonzero(reach)
-    if not len(where) or reach[where].max() <= APART * reach[where].min():
+    y, numbers = np.concatenate([c.y for c in train]), settings.loss == "squared"
+    weights = weights or {c.name: np.ones(len(c.y)) for c in train}
+    v = np.concatenate([weights[c.name] / len(c.y) for c in train])
+    constant = np.average(y, weights=v) if numbers else np.bincount(y, v).argmax()
+    model, flat = dict[str, Float64Array](), dict[str, Float64Array]()
+    local, shared = out.task.plan.norm == "local", out.model()
+    for c in held_out[0]:
+        scores = predict(out.model(c.name) if local else shared, c.x).numpy()
+        guess = scores.reshape(-1) if numbers else scores.argmax(axis=1)
+        for losses, value in ((model, guess), (flat, constant)):
+            losses[c.name] = ((c.y - value) ** 2 if numbers else c.y != value).astype(np.float64)
+    d = difference(model, flat, held_out[1] or {n: np.ones(len(e)) for n, e in model.items()})
+    if d.value + BETTER * d.error < 0:
         return
-    scale = np.log10(reach[where].astype(np.float64))
-    odd = where[np.abs(scale - np.median(scale)) > np.log10(APART) / 2]
-    names = federation.columns or tuple(map(str, range(len(reach))))
-    columns = ", ".join(f"{names[i]} (up to {reach[i]:.2g})" for i in odd[:8])
+    figure = "mean squared error {:.4g}" if numbers else "accuracy {:.3f}"
+    ours, theirs = (figure.format(r if numbers else 1 - r) for r in (d.risk + d.value, d.risk))
     warnings.warn(
-        f"scales of columns must be within a factor of {APART:.0f}, or columns of small values "
-        f"hardly count; got {columns}{', …' if len(odd) > 8 else ''}; standardise each column with "
-        "the same numbers at all sites, for example mean and deviation of one client's rows",
-        UnscaledColumns,
+        f"on held-out rows the model has {ours}, and the best constant has {theirs}, which is as "
+        "good up to noise; check columns and labels, or compare other settings by "
+        "fs.cross_validate(estimator, federation, grid)",
+        NoBetterThanConstant,
         stacklevel=3,
     )
-
-
-class _Translated:
-    """Exact ratios of a federation with encoded labels, from that with the original labels."""
-
-    def __init__(self, federation: Federation) -> None:
-        self._original = federation
-
-    def log_ratio(self, federation: Federation, client: str, goal: str) -> Float64Array:
-        """Log ratio at each training row of a client."""
-        return self._original.exact_log_ratio(client, goal)
-
-    def log_densities(self, federation: Federation, client: str) -> Float64Array:
-        """Log densities of all training distributions at each training row of a client."""
-        return self._original.exact_log_densities(client)

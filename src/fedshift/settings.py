@@ -76,7 +76,7 @@ class Settings:
     compile : bool
         Compile the model (GPU only).
     seed : int
-        Seed of the model, the ratios and the validation split. The plan has its own seed.
+        Seed of the model, the ratios, the validation split, and a plan without a seed of its own.
     """
 
     objective: str = "ftw"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedshift.core.digest import digest
+from fedshift.core.digest import NoFile, digest
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
 from fedshift.data.federation import Federation
-from fedshift.errors import InputError, TrainingDiverged
+from fedshift.errors import InputError, NotResumable, TrainingDiverged, UnscaledLabels
 from fedshift.federation import draw
 from fedshift.federation.checkpoint import fingerprint, load, save
 from fedshift.federation.engine import Engine
@@ -25,14 +26,17 @@ from fedshift.federation.fused import Fused
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.marginals import class_count
 from fedshift.federation.reference import Reference
+from fedshift.federation.scaling import Scaling
 from fedshift.federation.task import State, Task
-from fedshift.learn.evaluate import Evaluation, evaluate, predict
+from fedshift.learn.evaluate import Evaluation, as_tensor, evaluate, predict
 from fedshift.learn.models import build
 from fedshift.learn.weighted_risk import WeightedRisk, importance_weighted_risk
 from fedshift.settings import Settings, device_of
 
 Watcher = Callable[[dict[str, Any]], None]
 WeightedRows = tuple[Federation, dict[str, Float64Array] | None]
+#: root mean squares of regression labels above this, or below its inverse, give a warning
+FAR = 100.0
 
 
 def hold_out(
@@ -90,10 +94,17 @@ def count_classes(federation: Federation, settings: Settings) -> int:
     return classes
 
 
-def with_numbers(federation: Federation) -> Federation:
-    """Convert labels to float64, so that whole numbers are not taken for classes."""
-    numbers = (replace(c, y=np.asarray(c.y, dtype=np.float64)) for c in federation)
-    return replace(federation, clients=tuple(numbers))
+def check_label_size(federation: Federation) -> None:
+    """Warn if the root mean square of labels is far from 1, where usual steps lead nowhere."""
+    size = max(float(np.sqrt(np.mean(np.square(c.y)))) for c in federation)
+    if size and not 1 / FAR < size < FAR:
+        warnings.warn(
+            f"labels should be numbers of size 1 or so; got a root mean square of {size:.3g}, at "
+            "which training may end far from them; subtract a mean and divide by a deviation, the "
+            "same at all clients",
+            UnscaledLabels,
+            stacklevel=4,
+        )
 
 
 def make_task(
@@ -101,17 +112,24 @@ def make_task(
     weights: Mapping[str, Any] | None,
     settings: Settings,
     model: nn.Module,
+    scaling: Scaling | None = None,
 ) -> Task:
     """Build the task, which holds the rows, weights, model and plan that an engine trains on."""
-    return Task.of(
-        federation,
+    task = Task.of(
+        federation if scaling is None else scaling.federation(federation),
         model,
-        settings.plan,
+        settings.plan.with_seed(settings.seed),
         weights=weights,
         loss=settings.loss,
         dtype=torch.float64 if settings.precision == "float64" else torch.float32,
         device=device_of(settings),
     )
+    if not (task.of_all * task.mean_weight).any():
+        raise InputError(
+            "training needs a row with weight > 0; got weight 0 for all rows of all clients that "
+            "take part; check the ratios, and that training and test rows overlap"
+        )
+    return replace(task, scaling=scaling)
 
 
 def checked_model(federation: Federation, settings: Settings, classes: int) -> nn.Module:
@@ -121,7 +139,7 @@ def checked_model(federation: Federation, settings: Settings, classes: int) -> n
     try:
         with torch.inference_mode():
             trial = copy.deepcopy(model).eval()
-            rows = torch.as_tensor(first[:2], dtype=next(trial.parameters()).dtype)
+            rows = as_tensor(first[:2]).to(next(trial.parameters()).dtype)
             out = trial(rows)
     except RuntimeError as error:
         raise InputError(
@@ -133,6 +151,26 @@ def checked_model(federation: Federation, settings: Settings, classes: int) -> n
             f"{len(rows)} rows; got {tuple(out.shape)}"
         )
     return model
+
+
+def code_digests(federation: Federation, settings: Settings, model: nn.Module) -> dict[str, str]:
+    """Hash the code and the parameters of the model, the ratio and the shift, where they are used.
+
+    Returns an empty dict, with a warning, if code stands in no file (`digest`).
+    """
+    ratio = None if settings.objective == "erm" else settings.ratio
+    shift = federation.truth if isinstance(ratio, str) and ratio == "exact" else None
+    used = {"model": (settings.model, model), "ratio": ratio, "shift": shift}
+    try:
+        return {name: digest(value) for name, value in used.items()}
+    except NoFile as error:
+        warnings.warn(
+            f"{error}, so nothing is resumed and no checkpoint is written; move the code of model, "
+            "ratio and shift into a module file and import it",
+            NotResumable,
+            stacklevel=4,
+        )
+        return {}
 
 
 def start_engine(task: Task, state: State, settings: Settings) -> Engine:
@@ -148,6 +186,7 @@ def train(
     settings: Settings,
     *,
     folder: Path | None,
+    code: Mapping[str, str],
     watch: Watcher,
     ledger: Ledger,
     test: Callable[[State], Evaluation] | None,
@@ -160,6 +199,8 @@ def train(
         Validation rows with their weights.
     folder : Path, optional
         Folder of checkpoints; training continues from the last one.
+    code : mapping of str to str
+        Entries of the fingerprint for the user's code (`code_digests`).
     ledger : Ledger
         Records what is sent, also if training diverges.
     test : callable, optional
@@ -185,11 +226,11 @@ def train(
         "engine": settings.engine,
         "device": task.x.device.type,
         "precision": settings.precision,
-        "model": digest(repr(task.model), task.model.state_dict().values()),
+        **code,
         "validation": f"{settings.validation} {settings.seed if validation else ''}",
     }
     if validation is not None and validation[1] is not None:  # may differ from those of training
-        mark["validation weights"] = digest("", map(torch.as_tensor, validation[1].values()))
+        mark["validation weights"] = digest(validation[1])
     last = None if folder is None else load(folder, expect=mark)
     state, notes = last if last else (task.begin(), {"history": [], "best": None, "ledger": []})
     best = State(
@@ -216,7 +257,8 @@ def train(
             spent.record_rounds(task, log)
             line: dict[str, Any] = {
                 "round": done,
-                "loss": float(log.losses.mean()),
+                "loss": float(log.losses.mean())
+                * (task.scaling.out[1] ** 2 if task.scaling else 1),
                 "seconds": time.perf_counter() - begin,
             }
             state = engine.state

@@ -104,6 +104,7 @@ PLANS: dict[str, Any] = {
         iterations=ROUNDS, mixup=0.7, average=0.9, augment="crop-flip", **k
     ),
     "fedsgd-logits": lambda **k: FedSGD(iterations=ROUNDS, importance="logits", tail=1.5, **k),
+    "fedsgd-rows": lambda **k: FedSGD(iterations=ROUNDS, average_by="rows", **k),
     "fedavg": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, local_momentum=0.5, **k),
     "fedavg-logits": lambda **k: FedAvg(
         rounds=ROUNDS, local_steps=2, importance="logits", mixup=0.5, **k
@@ -114,6 +115,9 @@ PLANS: dict[str, Any] = {
     "fedavg-none": lambda **k: FedAvg(rounds=ROUNDS, local_steps=2, normalise="none", **k),
     "fedprox": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, prox=0.1, weight_decay=1e-3, **k),
     "scaffold": lambda **k: FedAvg(rounds=ROUNDS, local_steps=3, scaffold=True, **k),
+    "scaffold-rows": lambda **k: FedAvg(
+        rounds=ROUNDS, local_steps=2, scaffold=True, average_by="rows", **k
+    ),
     "fedavg-adam": lambda **k: FedAvg(
         rounds=ROUNDS, local_steps=2, server=Optimizer("adam", 1e-2), **k
     ),

@@ -279,7 +279,7 @@ def test_dirichlet_rows_and_distributions() -> None:
     np.testing.assert_allclose(fed.exact_log_ratio(c.name, "client-2"), expected)
     with pytest.raises(InputError, match=r"class \d needs"):
         LabelDirichlet(4, 0.5, 5000, 25).split(*labelled(), *labelled(), seed=0)
-    with pytest.raises(InputError, match="alpha must be positive"):
+    with pytest.raises(InputError, match="alpha must be a positive number"):
         LabelDirichlet(2, 0.0, 5, 5)
     with pytest.raises(InputError, match="train_rows must be a positive whole number"):
         LabelDirichlet(2, 1.0, (5, 5, 5), 5)

@@ -16,7 +16,7 @@ def permuting(response, rng):
 
 def p_value(x, target, rng, draws=199):
     response = target - target.mean()
-    fit = FitStatistic.of(features(encode(x).z))
+    fit = FitStatistic.of(features(encode(x)[0]))
     return significance(
         fit, response, permuting(response, rng), draws=draws, variance=float(response.var())
     ).p
@@ -71,7 +71,7 @@ def test_early_stopping_gives_valid_p_values():
 
 def test_constant_columns_are_not_significant():
     response = np.repeat([-0.5, 0.5], 10)
-    fit = FitStatistic.of(features(encode(np.ones((20, 3))).z))
+    fit = FitStatistic.of(features(encode(np.ones((20, 3)))[0]))
     draw = permuting(response, np.random.default_rng(0))
     assert significance(fit, response, draw, draws=99, variance=0.25).p == 1.0
 

@@ -597,7 +597,7 @@ def test_command_with_a_recipe_that_is_newer_than_the_runs(
     assert "no published numbers" in capsys.readouterr().out
     file = tmp_path / "newer.toml"
     file.write_text('name = "my/own"\n' + TEXT + PUBLISHED, encoding="utf-8")
-    assert main(["compare", str(tmp_path), "--recipe", str(file)]) == 0
+    assert main(["compare", str(tmp_path), "--recipe", str(file), "--verbose"]) == 0
     assert "below by .120" in capsys.readouterr().out
 
 

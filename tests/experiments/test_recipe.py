@@ -84,7 +84,8 @@ def test_methods_change_the_tables() -> None:
     assert neural.weighting == Weighting(clip=20)
     average = r.settings("FedAvg", 0)
     # the other kind of plan keeps what all plans share
-    assert average.plan == FedAvg(rounds=7, compression=TopK(0.1), server=Optimizer("adam", 0.1))
+    server = Optimizer("adam", 0.1)
+    assert average.plan == FedAvg(rounds=7, compression=TopK(0.1), server=server, seed=0)
     assert average.ratio == "exact"
 
 

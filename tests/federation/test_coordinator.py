@@ -49,7 +49,9 @@ from fedshift.learn.models import build
 from fedshift.privacy.policy import Privacy
 
 # few rows and a ratio model of a few steps: its bound cuts most weights, which is said
-pytestmark = pytest.mark.filterwarnings("ignore::fedshift.errors.ClippedWeights")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::fedshift.errors.ClippedWeights", "ignore::fedshift.errors.LargeMeanRatio"
+)
 Change = Callable[[Message, Message], Message]
 LONG = FedSGD(iterations=8, lr=0.05, batch_size=16)
 
@@ -768,3 +770,13 @@ def test_a_deployment_with_local_parts_says_where_they_are(tmp_path: Path) -> No
     Coordinator(made, InProcess(make_sites(made, tmp_path)), tmp_path / "task" / "record").run()
     with pytest.raises(InputError, match="each site keeps"):
         fs.load(tmp_path / "task").predict(federation()[0].test_x)
+
+
+@pytest.mark.filterwarnings("ignore::fedshift.errors.LowCoverage")
+def test_a_run_in_which_all_sites_have_weight_zero_ends(tmp_path: Path) -> None:
+    made = job(objective="fitw", ratio=RatioPhase(kind="given"))
+    zero = {c.name: np.full(len(c.x), -np.inf) for c in federation()}
+    sites = make_sites(made, tmp_path, log_ratio=zero)
+    with pytest.raises(InputError, match="weight 0 for all rows of all sites"):
+        run(made, sites, tmp_path / "server")
+    assert not list((tmp_path / "server").rglob("*.safetensors"))

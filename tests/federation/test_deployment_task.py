@@ -69,7 +69,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "average": 0.0,
         "compression": None,
         "broadcast": None,
-        "seed": 0,
+        "average_by": "clients",
+        "seed": None,
         "iterations": 1000,
         "lr": 0.001,
         "optimizer": "adam",
@@ -90,7 +91,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "average": 0.0,
         "compression": None,
         "broadcast": None,
-        "seed": 0,
+        "average_by": "clients",
+        "seed": None,
         "rounds": 100,
         "local_steps": 10,
         "local_lr": 0.05,
@@ -162,7 +164,7 @@ def test_the_digest_is_of_everything() -> None:
 
 def test_the_digest_is_that_of_earlier_versions() -> None:
     plain = DeploymentTask(clients=("a", "b"), shape=(3,), classes=2)
-    assert plain.digest == "bd2bb03d5d969126"
+    assert plain.digest == "d6bd11acded019c8"
 
 
 def test_a_setting_more_does_not_change_the_digest() -> None:
@@ -180,7 +182,7 @@ def test_a_setting_more_does_not_change_the_digest() -> None:
 
 def test_defaults_are_those_the_digest_stands_for() -> None:
     """Where one changes, raise `deployment_task._DEFAULTS` and write it down here."""
-    assert deployment_task._DEFAULTS == 1
+    assert deployment_task._DEFAULTS == 2
     spelled, default = deployment_task._spelled, deployment_task._default
     table = {k.__name__: {f.name: spelled(default(f)) for f in fields(k) if f.init} for k in KINDS}
     for name, known in DEFAULTS.items():
@@ -205,6 +207,8 @@ def test_a_module_is_known_by_its_numbers() -> None:
         ({"loss": "hinge"}, "loss"),
         ({"objective": "focus:oak"}, "the client must be"),
         ({"objective": "ftw"}, "only a site's own test rows"),
+        ({"plan": FedSGD(average_by="rows")}, "average_by='rows' needs .*as client_weights"),
+        ({"ratio": RatioPhase(plan=FedAvg(average_by="rows"))}, "average_by='rows' needs"),
         ({"plan": FedSGD(norm="synchronous")}, "needs an exchange of messages at every layer"),
         ({"plan": FedSGD(norm="local", average=0.9)}, "stay at the sites; got average=0.9"),
         ({"objective": "fitw", "ratio": multi_source(bound=True)}, "needs objective 'ftw'"),
@@ -260,7 +264,8 @@ def test_stages() -> None:
     ratio, model = made.stage("ratio"), made.stage("model")
     assert (ratio.phase, ratio.classes, ratio.folds) == ("train.ratio", 8, 3)
     assert (model.phase, model.classes, model.folds) == ("train.model", 3, 1)
-    assert ratio.plan.seed == 7
+    assert (ratio.plan.seed, model.plan.seed) == (7, 7)  # plans without a seed of their own
+    assert job(plan=FedSGD(seed=3), seed=7).stage("model").plan.seed == 3
     first, second = (ratio.blank(j).begin().tensors["params"] for j in (0, 1))
     assert not torch.equal(first, second)  # folds begin elsewhere
     blank = model.blank()

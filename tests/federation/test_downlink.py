@@ -86,6 +86,7 @@ def test_a_server_that_was_killed_tells_all_once_and_ends_the_same(tmp_path: Pat
         assert [i for i, told in site.told.items() if told == ["params"]] == [5]
 
 
+@pytest.mark.filterwarnings("ignore::fedshift.errors.LargeMeanRatio")  # a few steps of training
 @pytest.mark.parametrize("folds", [1, 2])
 def test_a_ratio_model_can_be_told_in_changes_too(folds: int, tmp_path: Path) -> None:
     plan = FedAvg(rounds=3, local_steps=2, batch_size=8, local_lr=0.1, broadcast=Sign(8))

@@ -19,7 +19,7 @@ def test_fedsgd_is_what_the_paper_trains_with() -> None:
     assert (plan.mixup, plan.average) == (0.0, 0.0)
     assert plan.rule == Optimizer("adam", 1e-3, 0.0, (0.9, 0.999), 1e-8, 0.0)
     assert (plan.n_rounds, plan.n_steps) == (1000, 1)
-    assert (plan.compression, plan.seed) == (None, 0)
+    assert (plan.compression, plan.seed, plan.average_by) == (None, None, "clients")
 
 
 def test_fedavg_averages_by_default() -> None:

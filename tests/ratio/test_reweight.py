@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.compose import make_column_transformer
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, SGDClassifier
 from sklearn.naive_bayes import MultinomialNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MinMaxScaler
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedshift import Reweighter, Weighting
-from fedshift.errors import WeightsNotUsedError
+from fedshift.errors import InputError, WeightsNotUsedError
 from fedshift.ratio import MLLS, Gaussian, Logistic
 
 
@@ -112,3 +114,48 @@ def test_label_shift_gets_its_labels() -> None:
     assert model.weights_ is not None
     by_label = [model.weights_.values[y == c].mean() for c in (False, True)]
     np.testing.assert_allclose(by_label, [0.25, 4.0], rtol=0.3)
+
+
+def table(n: int, shift: float, seed: int) -> pd.DataFrame:
+    """Rows with text, dates and gaps. Age, ward and day depend on `shift`."""
+    rng = np.random.default_rng(seed)
+    age = rng.normal(shift, 1, n)
+    ward = rng.choice(["day", "ICU", None], n, p=[0.6 - 0.4 * shift, 0.3 + 0.4 * shift, 0.1])
+    day = np.datetime64("2020-01-01") + rng.integers(0, 90, n)
+    gaps = np.where(rng.random(n) < 0.1, np.nan, age)
+    return pd.DataFrame({"age": gaps, "ward": pd.Series(ward), "day": pd.Series(day)})
+
+
+def test_ratios_read_a_copy_and_the_learner_reads_the_rows_as_they_are() -> None:
+    source, target = table(400, 0.0, 0), table(300, 1.0, 1)
+    y = (source["age"].fillna(0) > 0.3).astype(int)
+    trees = HistGradientBoostingClassifier(random_state=0)
+    for x, new in ((source[["age"]], target[["age"]]), (source[["age"]].to_numpy(),) * 2):
+        Reweighter(trees, ratio=Logistic()).fit(x, y, target=new)
+    model = Reweighter(trees, ratio=Logistic()).fit(source[["age"]], y, target=target[["age"]])
+    weights = model.weights_
+    assert weights is not None
+    observed = ~np.isnan(source["age"].to_numpy())
+    exact = source["age"].to_numpy() - 0.5
+    assert np.corrcoef(np.log(weights.values[observed]), exact[observed])[0, 1] > 0.95
+    alone = clone(trees).fit(source[["age"]], y, sample_weight=weights.values)  # NaN included
+    new = target[["age"]]
+    np.testing.assert_array_equal(model.predict_proba(new), alone.predict_proba(new))
+
+
+def test_text_reaches_the_pipeline_of_the_learner() -> None:
+    source, target = table(400, 0.0, 0), table(300, 1.0, 1)
+    y = (source["ward"] == "ICU").astype(int)
+    words = make_column_transformer((OneHotEncoder(handle_unknown="ignore"), ["ward"]))
+    learner = make_pipeline(words, LogisticRegression())
+    model = Reweighter(learner, ratio=Logistic()).fit(source, y, target={"a": target, "b": target})
+    assert model.weights_ is not None
+    icu = (source["ward"] == "ICU").to_numpy()
+    assert model.weights_.values[icu].mean() > 1.5 * model.weights_.values[~icu].mean()
+    assert model.predict(target).shape == (300,)
+    with pytest.raises(InputError, match="target must have the same columns as source"):
+        Reweighter(learner, ratio=Logistic()).fit(source, y, target=target[["age"]])
+    with pytest.raises(InputError, match=r"'age': 300 of 300 .* no usable number \('many'"):
+        Reweighter(learner, ratio=Logistic()).fit(source, y, target=target.assign(age="many"))
+    with pytest.raises(InputError, match=r"LogisticRegression must be able to fit X and y.*NaN"):
+        Reweighter(ratio=Logistic()).fit(source[["age"]], y, target=target[["age"]])

@@ -7,12 +7,13 @@ are exchanged, so the exchange changes only the sign of log ratios that are fitt
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from scipy.spatial.distance import cdist, pdist
 
-from fedshift.core.samples import Float64Array, FloatArray, Sample, blocks
+from fedshift.core.samples import Array, Float64Array, FloatArray, Sample, blocks
 from fedshift.errors import InputError
 
 FeatureMap = Callable[[FloatArray], Float64Array]
@@ -89,32 +90,31 @@ def feature_map(
     if shared_scale:
         sd = np.full_like(sd, np.sqrt(np.mean(np.square(sd))))
     d = len(mean)
-
-    def z(x: FloatArray) -> Float64Array:
-        return standardise(x, mean, sd)
-
+    z = partial(standardise, mean=mean, sd=sd)  # no closure: fitted maps must pickle
     if name == "linear":
         return z, d
     if name == "kernel":
         return _kernel(z, source, target, width, n_centers)
     i, j = (np.arange(d),) * 2 if name == "squares" else np.triu_indices(d)
-    m_z = np.zeros(len(i))
-    s_z = np.ones(len(i))
-
-    def products(x: FloatArray) -> Float64Array:
-        q = z(x)
-        return np.concatenate([q, (q[:, i] * q[:, j] - m_z) / s_z], axis=1)
-
+    m_z, s_z = np.zeros(len(i)), np.ones(len(i))
     # standardise the products too, so that one ridge fits all
     head = [s.some(20_000) for s in (source, target)]
     sizes = np.array([len(s) for s in head]) / sum(len(s) for s in head)
-    values = [products(s.x)[:, d:] for s in head]
+    values = [_with_products(s.x, z, i, j, m_z, s_z)[:, d:] for s in head]
     m_z = sum(c * (s.weight @ v) for c, s, v in zip(sizes, head, values, strict=True))
     var = sum(
         c * (s.weight @ np.square(v - m_z)) for c, s, v in zip(sizes, head, values, strict=True)
     )
     s_z = np.sqrt(np.where(var > 1e-12, var, 1.0))
-    return products, d + len(i)
+    return partial(_with_products, z=z, i=i, j=j, mean=m_z, sd=s_z), d + len(i)
+
+
+def _with_products(
+    x: FloatArray, z: FeatureMap, i: Array, j: Array, mean: Float64Array, sd: Float64Array
+) -> Float64Array:
+    """Standardised columns, then their standardised products z_i z_j."""
+    q = z(x)
+    return np.concatenate([q, (q[:, i] * q[:, j] - mean) / sd], axis=1)
 
 
 def _kernel(
@@ -131,11 +131,13 @@ def _kernel(
     values, vectors = np.linalg.eigh(np.exp(-gamma * cdist(centers, centers, "sqeuclidean")))
     keep = values > 1e-6 * values[-1]
     whiten = vectors[:, keep] / np.sqrt(values[keep])
-    norms = np.square(centers).sum(axis=1)
+    return partial(_kernels, z=z, centers=centers, gamma=gamma, whiten=whiten), int(keep.sum())
 
-    def kernel(x: FloatArray) -> Float64Array:
-        q = z(x)
-        squared = np.square(q).sum(axis=1)[:, None] + norms - 2.0 * (q @ centers.T)
-        return np.asarray(np.exp(-gamma * np.maximum(squared, 0.0)) @ whiten)
 
-    return kernel, int(keep.sum())
+def _kernels(
+    x: FloatArray, z: FeatureMap, centers: Float64Array, gamma: float, whiten: Float64Array
+) -> Float64Array:
+    """Rotated and scaled Gaussian kernels at the centres."""
+    q, norms = z(x), np.square(centers).sum(axis=1)
+    squared = np.square(q).sum(axis=1)[:, None] + norms - 2.0 * (q @ centers.T)
+    return np.asarray(np.exp(-gamma * np.maximum(squared, 0.0)) @ whiten)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import lsq_linear, minimize_scalar
 
-from fedshift.core.samples import Float64Array
+from fedshift.core.samples import Float64Array, as_numbers
 from fedshift.errors import InputError
 
 Array = npt.NDArray[Any]
@@ -255,7 +255,7 @@ def normalised(p: Float64Array) -> Float64Array:
 
 def read_shares(values: npt.ArrayLike, n: int, name: str) -> Float64Array:
     """Return `n` counts or probabilities as shares that sum to one; errors use `name`."""
-    p = np.asarray(values, dtype=np.float64)
+    p = as_numbers(values, name)
     if p.shape != (n,) or not np.isfinite(p).all() or (p < 0).any() or not p.sum() > 0:
         raise InputError(
             f"{name} must be {n} finite numbers ≥ 0 with a positive sum; got shape {p.shape}, "
@@ -272,7 +272,10 @@ def read_labels(y: npt.ArrayLike, name: str) -> Array:
     if a.dtype.kind == "f" and not np.isfinite(a).all():
         raise InputError(f"{name} must have no missing labels; got NaN; drop unlabelled rows")
     if a.dtype == object:
-        a = np.array([str(v) for v in a]) if all(isinstance(v, str) for v in a) else a
+        text = {isinstance(v, str) for v in a}
+        if len(text) > 1 or None in a:
+            raise InputError(f"{name} must be all text or all numbers, with no gap; got {y!r}")
+        a = np.array([str(v) for v in a]) if text == {True} else a
     return a
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedshift.errors import InputError
@@ -37,6 +38,26 @@ def positive(owner: object, name: str, *, zero: bool = False) -> float:
         kind = "number of at least 0" if zero else "positive number"
         raise InputError(f"{type(owner).__name__}: {name} must be a {kind}; got {value!r}")
     return float(value)
+
+
+def check_numbers(kind: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Raise unless every parameter of `kind` that is annotated as a number holds one, and no NaN.
+
+    Parameters
+    ----------
+    kind : function or class
+    values : mapping of name to value
+        ``locals()`` at the start of a function, ``vars(self)`` of an object.
+    """
+    for name, parameter in inspect.signature(kind).parameters.items():
+        types, value = set(str(parameter.annotation).split(" | ")), values.get(name, 0)
+        if not types <= {"int", "float", "None"} or (value is None and "None" in types):
+            continue
+        need, what = (numbers.Real, "") if "float" in types else (numbers.Integral, "whole ")
+        if not isinstance(value, need) or isinstance(value, bool) or math.isnan(float(value)):
+            raise InputError(f"{kind.__name__}: {name} must be a {what}number; got {value!r}")
+        if name == "seed":
+            whole_number(value, f"{kind.__name__}: seed", least=0)
 
 
 def nearest(value: object, choices: Iterable[str]) -> str:

@@ -33,7 +33,7 @@ MISSING = -0.0
 BLOCK = 65_536
 
 
-def as_rows(x: Rows, *, name: str) -> FloatArray:
+def as_rows(x: Rows, *, name: str, advice: str = "") -> FloatArray:
     """Check rows and return a finite, contiguous float array (n, ...) of at least 2 dimensions.
 
     Float32 and float64 stay as they are; float16 becomes float32; integers and booleans become
@@ -45,6 +45,8 @@ def as_rows(x: Rows, *, name: str) -> FloatArray:
         Rows along the first axis. A 1-d array is one column.
     name : str
         Name of the rows in an error.
+    advice : str
+        Next step after an error on text, missing values or objects.
 
     Raises
     ------
@@ -73,12 +75,13 @@ def as_rows(x: Rows, *, name: str) -> FloatArray:
             a = a.astype(np.float64)
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(
-                f"{name} must hold numbers; got objects ({error}); encode text and categories first"
+                f"{name} must hold numbers; got objects ({error}); encode text and categories "
+                f"first{advice}"
             ) from None
     if a.dtype.kind in "USOMmcV":
         raise InputError(
             f"{name} must hold real numbers; got dtype {a.dtype}; encode text, dates and "
-            "categories as numbers first"
+            f"categories as numbers first{advice}"
         )
     if a.ndim == 1:
         a = a[:, None]
@@ -93,8 +96,16 @@ def as_rows(x: Rows, *, name: str) -> FloatArray:
         a = a.astype(np.float32)
     elif a.dtype not in (np.float32, np.float64):
         a = a.astype(np.float64)
-    _check_finite(a, name)
+    _check_finite(a, name, advice)
     return np.ascontiguousarray(a)  # torch takes no reversed columns
+
+
+def as_numbers(values: npt.ArrayLike, name: str) -> Float64Array:
+    """Return an array of numbers of any shape; errors use `name`."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must hold numbers; got {values!r}") from None
 
 
 def _integers_as_float64(a: Array, name: str) -> Float64Array:
@@ -109,7 +120,7 @@ def _integers_as_float64(a: Array, name: str) -> Float64Array:
     return out
 
 
-def _check_finite(a: FloatArray, name: str) -> None:
+def _check_finite(a: FloatArray, name: str, advice: str) -> None:
     for start in range(0, len(a), BLOCK):
         block = a[start : start + BLOCK]
         finite = np.isfinite(block)
@@ -119,7 +130,7 @@ def _check_finite(a: FloatArray, name: str) -> None:
             value = block[(i, *rest)]
             raise InputError(
                 f"{name} must be finite; got {value} in row {start + i}, column {where}; "
-                "drop or impute such rows before estimating ratios"
+                f"drop or impute such rows before estimating ratios{advice}"
             )
 
 

@@ -16,8 +16,15 @@ import numpy.typing as npt
 import torch
 from scipy.special import logsumexp
 
-from fedshift.core.samples import Float64Array
-from fedshift.errors import ClippedWeights, InputError, LowCoverage, LowEffectiveSampleSize
+from fedshift.core.params import check_numbers, one_of
+from fedshift.core.samples import Float64Array, as_numbers
+from fedshift.errors import (
+    ClippedWeights,
+    InputError,
+    LargeMeanRatio,
+    LowCoverage,
+    LowEffectiveSampleSize,
+)
 
 #: below this effective sample size, as a share of the rows, `Weighting` warns
 LOW_ESS = 0.01
@@ -25,6 +32,12 @@ LOW_ESS = 0.01
 LOW_COVERAGE = 0.5
 #: above this share of clipped rows, `Weighting` warns
 MANY_CLIPPED = 0.05
+#: factor by which the mean ratio may exceed its bound because ratios are estimates
+SLACK = 1.25
+#: where ratios are correct, chance of a `LargeMeanRatio` warning and of the error, at most
+WARN, REFUSE = 1e-3, 1e-6
+#: the error needs a geometric mean of ratios, or a mean weight, beyond its bound by these factors
+TYPICAL, MEAN = 2.0, 1e3
 
 
 def effective_sample_size(weight: npt.ArrayLike) -> float:
@@ -35,7 +48,9 @@ def effective_sample_size(weight: npt.ArrayLike) -> float:
     >>> effective_sample_size([1.0, 1.0, 1.0, 0.0])
     3.0
     """
-    w = np.asarray(weight, dtype=np.float64)
+    w = as_numbers(weight, "weight")
+    if w.ndim != 1 or np.isnan(w).any():
+        raise InputError(f"weight must be one number per row, without gaps; got {weight!r}")
     top = w.max(initial=0.0)
     if top == 0.0:
         return 0.0
@@ -87,6 +102,32 @@ def log_share(log_densities: npt.ArrayLike, own: int, pooling: float) -> Float64
         return np.zeros(len(log_p))
     beyond = pooling * (log_p - log_p[:, [own]])
     return np.asarray(np.log(log_p.shape[1]) - logsumexp(beyond, axis=1))
+
+
+def log_evidence(log_ratio: Float64Array, bound: float) -> float:
+    r"""Return log evidence that the expected ratio over the source exceeds a bound.
+
+    Let r_i be the ratios of n rows, b the bound, and λ one of five shares from 1/n to 1:
+
+    .. math:: E = \frac15 \sum_λ \prod_i (1 - λ + λ \, r_i / b)
+
+    If rows are independent and the expected ratio is at most b, then E has an expectation of at
+    most 1. So E exceeds 1/α with a probability of at most α (Markov). This holds for any number of
+    rows and for any tail of the ratio, also if its variance is infinite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> round(log_evidence(np.log(np.full(100, 2.0)), 1.0), 1)  # 100 log 2 − log 5
+    67.7
+    """
+    shares = len(log_ratio) ** (-np.arange(5) / 4)
+    with np.errstate(divide="ignore"):  # log(1 − λ) of λ = 1
+        terms = [
+            np.logaddexp(np.log1p(-share), np.log(share / bound) + log_ratio).sum()
+            for share in shares
+        ]
+    return float(logsumexp(terms) - np.log(len(shares)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -196,8 +237,8 @@ class Weighting:
     min_ess: float | None = None
 
     def __post_init__(self) -> None:
-        if self.normalise not in ("none", "mean one"):
-            raise InputError(f"normalise must be 'none' or 'mean one'; got {self.normalise!r}")
+        check_numbers(type(self), vars(self))
+        one_of(self, "normalise", ("none", "mean one"))
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise InputError(f"clip must be a positive ratio; got {self.clip}; None means no clip")
         if self.winsorise is not None and not 0 < self.winsorise <= 1:
@@ -221,12 +262,26 @@ class Weighting:
         log_ratio : array (n,)
             log Σ_l p_l(x) − log p_source(x) at the rows of the source.
         n_targets : int
-            Number of target distributions in the sum. The coverage is the mean over them.
+            Number of target distributions in the sum. The coverage is the mean over them. The mean
+            ratio over the source cannot exceed it.
         coverage : float, optional
             Coverage of the target, if it is known. With pooling, pass the coverage by the rows of
-            all clients together.
+            all clients together, and `n_targets` times the number of clients.
+
+        Raises
+        ------
+        InputError
+            If the log ratios are not valid, weights overflow or are all zero, or the ratios are far
+            larger than density ratios can be. With ``normalise="mean one"`` the latter is only a
+            warning, as log ratios may then lack a constant.
+
+        Warns
+        -----
+        LargeMeanRatio
+            If the mean ratio exceeds `n_targets` by more than sampling error (`log_evidence`).
         """
         s = _log_ratios(log_ratio)
+        check_numbers(Weighting.__call__, locals())
         if not n_targets >= 1:
             raise InputError(
                 f"n_targets must be the number of target distributions, at least 1; got {n_targets}"
@@ -238,10 +293,10 @@ class Weighting:
                 "log_ratio must be finite for at least one row; got −inf for all: no source row "
                 "lies where the target has mass; check that source and target overlap"
             )
-        if coverage is None:  # E_source r, summed in logs
-            coverage = min(
-                1.0, math.exp(min(0.0, top + math.log(np.exp(s - top).mean() / n_targets)))
-            )
+        ratios = s
+        excess = top + math.log(np.exp(s - top).mean() / n_targets)  # E_source r, summed in logs
+        if coverage is None:
+            coverage = math.exp(min(0.0, excess))
         if self.normalise == "mean one" and self.clip is None:
             s = s - top  # normalising removes this common factor; without it nothing overflows
         exponent, w = self._flattened(s)
@@ -259,6 +314,8 @@ class Weighting:
                 f"weights must not all be zero; got log ratios of at most {top:.4g}, which "
                 "underflow; check that source and target overlap"
             )
+        if excess > math.log(SLACK):
+            self._check_mean(ratios, n_targets, excess, mean)
         if self.normalise == "mean one":
             w = w / mean
         weights = Weights(
@@ -266,6 +323,26 @@ class Weighting:
         )
         _warn(weights, n)
         return weights
+
+    def _check_mean(self, s: Float64Array, n_targets: int, excess: float, mean: float) -> None:
+        """Warn or raise if the log mean ratio exceeds log `n_targets`, by `excess`, for no chance.
+
+        `mean` is that of the weights.
+        """
+        evidence = log_evidence(s, SLACK * n_targets)
+        if evidence <= -math.log(WARN):
+            return
+        text = (
+            "log_ratio must be the log of a density ratio, whose mean over the source is at most "
+            f"{n_targets}, the number of targets; got ratios of mean "
+            f"{math.exp(min(excess, 600.0)) * n_targets:.3g}; pass np.log of a density ratio, or "
+            "estimate the ratio with more rows or another estimator"
+        )
+        typical = np.minimum(s - math.log(n_targets), math.log(MEAN)).mean()
+        far = typical > math.log(TYPICAL) or mean > MEAN * n_targets
+        if far and self.normalise == "none" and evidence > -math.log(REFUSE):
+            raise InputError(text)
+        warnings.warn(text, LargeMeanRatio, stacklevel=3)
 
     def _flattened(self, s: Float64Array) -> tuple[float, Float64Array]:
         exponent = self.flatten
@@ -313,12 +390,7 @@ class Weighting:
 def _log_ratios(log_ratio: npt.ArrayLike | torch.Tensor) -> Float64Array:
     if isinstance(log_ratio, torch.Tensor):
         log_ratio = log_ratio.detach().cpu().double().numpy()
-    try:
-        s = np.asarray(log_ratio, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"log_ratio must hold numbers; got {type(log_ratio).__name__} that does not convert"
-        ) from None
+    s = as_numbers(log_ratio, "log_ratio")
     if s.ndim != 1 or len(s) == 0:
         raise InputError(f"log_ratio must be one value per row, shape (n,), n ≥ 1; got {s.shape}")
     bad = np.isnan(s) | (s == np.inf)
@@ -334,8 +406,8 @@ def _warn(weights: Weights, n: int) -> None:
     if n >= 10 and weights.ess < max(3.0, LOW_ESS * n):
         warnings.warn(
             f"effective sample size {weights.ess:.1f} of {n} rows; estimates with these weights "
-            "are mostly noise; set min_ess=, flatten= or clip=, or collect source rows that are "
-            "similar to the target",
+            "are mostly noise; set min_ess=, flatten= or clip=, in a federation also pooling= (one "
+            "target for all clients), or collect source rows that are similar to the target",
             LowEffectiveSampleSize,
             stacklevel=3,
         )

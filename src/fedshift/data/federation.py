@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ from fedshift.errors import InputError
 Goal = str
 #: clients that the table of a printed federation shows
 SHOWN = 12
+#: where to go with a data frame that has text or missing values
+ADVICE = "; fs.train and fs.fit_tables take fs.Sites.of({site: (train_df, deploy_df)}, label=…)"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class ClientData:
         them.
     columns : tuple of str, optional
         Column names, if the rows came as a data frame.
+    drawn : int, optional
+        Checksum of `test_x` when a shift builder attached exact ratios (`Federation.truth`).
     """
 
     name: str
@@ -48,6 +53,7 @@ class ClientData:
     test_x: FloatArray
     test_y: npt.NDArray[Any] | None = None
     columns: tuple[str, ...] | None = None
+    drawn: int | None = None
 
     @classmethod
     def of(cls, name: str, x: Rows, y: Any, test_x: Rows, test_y: Any = None) -> ClientData:
@@ -71,8 +77,8 @@ class ClientData:
         >>> ClientData.of("north", [[40.0], [50.0]], [0, 1], [[60.0]])
         ClientData('north', n=2, test n=1)
         """
-        rows = as_rows(x, name=f"client {name!r}: x")
-        tests = as_rows(test_x, name=f"client {name!r}: test_x")
+        rows = as_rows(x, name=f"client {name!r}: x", advice=ADVICE)
+        tests = as_rows(test_x, name=f"client {name!r}: test_x", advice=ADVICE)
         if tests.shape[1:] != rows.shape[1:]:
             raise InputError(
                 f"client {name!r}: test_x must have rows of shape {rows.shape[1:]}, like x; "
@@ -190,6 +196,9 @@ class Federation:
         first = next((c for c in self.clients if c.columns is not None), self.clients[0])
         for c in self.clients:
             same_names(first.columns, c.columns, f"client {c.name!r}", of=f"client {first.name!r}")
+        if self.truth is not None:  # exact ratios hold for these rows only
+            marked = (replace(c, drawn=c.drawn or _checksum(c.test_x)) for c in self.clients)
+            object.__setattr__(self, "clients", tuple(marked))
 
     @classmethod
     def of(cls, clients: Mapping[str, Sequence[Any]]) -> Federation:
@@ -296,9 +305,18 @@ class Federation:
         Raises
         ------
         InputError
-            If no shift builder made the federation: real data have no known ratio.
+            If no shift builder made the federation: real data have no known ratio. Or if clients
+            were renamed, or the target's test rows changed, after the shift builder drew them.
         """
-        return self._require_truth().log_ratio(self, client, goal)
+        truth = self._require_truth(client)
+        for name in self.goal_names(client, goal):
+            if _checksum(self[name].test_x) != self[name].drawn:
+                raise InputError(
+                    f"client {name!r}: exact ratios need the test rows that the shift builder "
+                    "drew; got other rows; change rows before the builder's split, or estimate "
+                    "the ratios with fedshift.ratio"
+                )
+        return truth.log_ratio(self, client, goal)
 
     def exact_log_densities(self, client: str) -> Float64Array:
         """Return log densities (n, K) of all K clients' training distributions.
@@ -312,7 +330,7 @@ class Federation:
         InputError
             If no shift builder made the federation, or the builder knows ratios only.
         """
-        truth = self._require_truth()
+        truth = self._require_truth(client)
         if not hasattr(truth, "log_densities"):
             raise InputError(
                 "partial pooling needs the training distributions; "
@@ -320,11 +338,20 @@ class Federation:
             )
         return truth.log_densities(self, client)
 
-    def _require_truth(self) -> Truth:
+    def _require_truth(self, client: str) -> Truth:
+        """Return the exact ratios; raise if there are none, or they do not know the clients."""
+        _ = self[client]  # raises for an unknown client
         if self.truth is None:
             raise InputError(
                 "exact ratios need a federation made by a shift builder of fedshift.data; got one "
                 "made otherwise; estimate the ratios with fedshift.ratio"
+            )
+        names = [c.name for c in self.clients]
+        known = getattr(self.truth, "names", names)
+        if unknown := [n for n in names if n not in known]:
+            raise InputError(
+                f"exact ratios need the clients of the shift builder, {list(known)}; got "
+                f"{unknown}; keep their names"
             )
         return self.truth
 
@@ -334,8 +361,15 @@ def check_federation(federation: object, who: str) -> None:
     if not isinstance(federation, Federation):
         raise InputError(
             f"{who} needs a fedshift.Federation; got {type(federation).__name__}; make one "
-            "with Federation.of({name: (x, y, test_x)}) or use, say, fedshift.data.GaussianShift"
+            "with Federation.of({name: (x, y, test_x)}); then score(federation) and "
+            "fs.cross_validate(estimator, federation, grid) do what scikit-learn's functions of "
+            f"(X, y) do{ADVICE}"
         )
+
+
+def _checksum(x: FloatArray) -> int:
+    """Return a checksum of rows, the same for float32 and float64; never 0."""
+    return zlib.crc32(np.ascontiguousarray(x, dtype=np.float32).data.cast("B")) or 1
 
 
 class Shift(Protocol):

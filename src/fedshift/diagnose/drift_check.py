@@ -14,6 +14,7 @@ from fedshift.core.samples import FloatArray, RowSets, as_rows, column_names
 from fedshift.diagnose.columns import ColumnShift, column_shifts, largest
 from fedshift.diagnose.columns import column_names as unnamed
 from fedshift.diagnose.finding import LEVEL, SMALLEST, Finding, adjust
+from fedshift.diagnose.plan import check_options
 from fedshift.diagnose.significance import draws_for
 from fedshift.diagnose.two_sample import Budget, Pair, Side, inputs
 from fedshift.errors import InputError
@@ -202,12 +203,16 @@ def drift(
     >>> drift(rng.normal(size=(500, 2)), rng.normal(0.6, 1, size=(500, 2)))
     Drift(re-estimate; shift at 1 of 1 sites)
     """
+    check_options(alpha, smallest, rows, seed)
     before, now = _by_site(reference, "reference"), _by_site(new, "new")
     if set(before) != set(now):
         raise InputError(
             f"new must have the sites of reference, {sorted(before)}; got {sorted(now)}; remove "
             "from both mappings the sites that have no new rows"
         )
+    shapes = {x.shape[1:] for x in (*before.values(), *now.values())}
+    if len(shapes) > 1:
+        raise InputError(f"reference and new must have rows of one shape; got {sorted(shapes)}")
     known = columns or _names(reference) or _names(new)
     names = {site: known or unnamed(x.shape[1:]) for site, x in now.items()}
     draws = draws_for(len(before), LEVEL * alpha)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedshift.core.threads import threads_for
-from fedshift.data.federation import Federation
+from fedshift.data.federation import Federation, check_federation
 from fedshift.diagnose.classes import Classes
 from fedshift.diagnose.columns import column_names, column_shifts
 from fedshift.diagnose.conditional import labels_given_inputs
 from fedshift.diagnose.diagnosis import Comparison, Diagnosis, SiteDiagnosis
 from fedshift.diagnose.finding import LEVEL, SMALLEST, Finding, adjust
 from fedshift.diagnose.overlap import Overlap, overlap, whole
-from fedshift.diagnose.plan import PlannedComparison, between, within
+from fedshift.diagnose.plan import PlannedComparison, between, check_options, within
 from fedshift.diagnose.shift_type import ShiftType, with_labels, without_labels
 from fedshift.diagnose.significance import draws_for
 from fedshift.diagnose.two_sample import Budget, Pair, inputs, labels
-from fedshift.errors import InputError
 
 #: With more draws than MANY, tests use fewer rows, but at least FEWER: many sites need many draws.
 MANY, FEWER = 2500, 1000
@@ -75,12 +74,8 @@ def diagnose(
     >>> ward.status, ward.shift_type.name
     ('shift', 'label')
     """
-    if not 0 < alpha < 1:
-        raise InputError(f"alpha must lie in (0, 1); got {alpha}; 0.05 is usual")
-    if not 0.5 <= smallest < 1:
-        raise InputError(f"smallest must be an AUC in [0.5, 1); got {smallest}")
-    if rows < 50:
-        raise InputError(f"rows must be at least 50; got {rows}; 5000 is usual")
+    check_federation(federation, "diagnose")
+    check_options(alpha, smallest, rows, seed)
     classes = Classes.of(federation)
     own = [within(c, classes) for c in federation]
     apart = between(own, rows=rows, seed=seed)

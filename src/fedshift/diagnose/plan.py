@@ -7,10 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedshift.core.params import check_numbers
 from fedshift.data.federation import ClientData
 from fedshift.diagnose.classes import Classes
 from fedshift.diagnose.effect_size import IntArray
 from fedshift.diagnose.two_sample import Budget, Side
+from fedshift.errors import InputError
+
+
+def check_options(alpha: float, smallest: float, rows: int, seed: int) -> None:
+    """Raise unless the options of `diagnose` and `drift` are valid."""
+    check_numbers(check_options, locals())
+    if not 0 < alpha < 1:
+        raise InputError(f"alpha must lie in (0, 1); got {alpha}; 0.05 is usual")
+    if not 0.5 <= smallest < 1:
+        raise InputError(f"smallest must be an AUC in [0.5, 1); got {smallest}")
+    if rows < 50:
+        raise InputError(f"rows must be at least 50; got {rows}; 5000 is usual")
 
 
 @dataclass(frozen=True, eq=False)

@@ -283,7 +283,7 @@ class Recipe(ByName[Method]):
         blank = Settings()
         defaults = {n: getattr(blank, n) for n in _ELSEWHERE}
         object.__setattr__(self, "train", replace(self.train, **defaults))
-        object.__setattr__(self, "plan", replace(self.plan, seed=0))
+        object.__setattr__(self, "plan", replace(self.plan, seed=None))
         check_name(self.name)
         seeds = self.seeds
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:

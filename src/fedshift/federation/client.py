@@ -173,7 +173,7 @@ class Client:
             return vector, 0.0
         error = self.memory.get("error")
         sent, left = compress(
-            plan.compression, vector, error, seed=plan.seed, client=self.name, number=number
+            plan.compression, vector, error, seed=self.task.seed, client=self.name, number=number
         )
         if error is not None and left is not None:
             error.copy_(left)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,9 @@ import numpy.typing as npt
 import torch
 from scipy.special import logsumexp
 from sklearn.base import clone
-from torch import nn
 
 from fedshift import errors
-from fedshift.core.digest import digest
+from fedshift.core.digest import NoFile, digest
 from fedshift.core.params import nearest
 from fedshift.core.samples import Float64Array
 from fedshift.core.threads import threads_for
@@ -56,7 +54,6 @@ METHODS = ("exact", *ESTIMATORS)
 VERSION = 3
 #: folder of a run's log ratios, in the run's folder
 FOLDER = "log-ratios"
-LABELLED = ("BBSE", "MLLS", "RLLS")
 
 #: "exact", a name of `ESTIMATORS`, an estimator, or log ratios by client
 RatioMethod = str | Any | Mapping[str, npt.ArrayLike]
@@ -105,7 +102,8 @@ def estimate_log_ratios(
     Parameters
     ----------
     ratio : str, estimator or mapping
-        "exact", a name of `ESTIMATORS`, an estimator, or log ratios by client.
+        "exact", a name of `ESTIMATORS`, an estimator, log ratios by client, or `Ratios`, which are
+        returned as they are.
     objective : str
         See `fedshift.learn.objective.Objective`.
     pooling : float
@@ -118,30 +116,32 @@ def estimate_log_ratios(
     folder : Path, optional
         Folder in which the log ratios are stored, so that a stopped run can continue.
     shared : dict, optional
-        Log ratios of earlier runs in the same process. The key is made from data, estimator,
-        objective, pooling and seed. If the dict has log ratios for the key, they are returned, and
-        their warnings are given again. New log ratios are added to the dict.
+        Log ratios of earlier runs in the same process. The key is made from data, estimator with
+        its code, objective, pooling and seed. If the dict has log ratios for the key, they are
+        returned, and their warnings are given again. New log ratios are added to the dict.
 
     Only estimated log ratios are stored and shared. Exact ratios are not, because they depend on
     how the federation was built, and its rows do not show this. Estimates are also not stored or
-    shared if a parameter of the estimator is a function, because the estimates then depend on the
-    function's code.
+    shared if the code of the estimator stands in no file (`fedshift.core.digest.digest`).
     """
     objective = Objective.of(objective)
     goals = objective.goals(federation)
     objective.check_pooling(pooling)
     if objective.kind == "erm":
         return None
+    if isinstance(ratio, Ratios):
+        return ratio
     known = isinstance(ratio, Mapping) or (isinstance(ratio, str) and ratio in METHODS)
     if not known and (isinstance(ratio, str | type) or not hasattr(ratio, "get_params")):
         raise InputError(
             f"ratio must be {nearest(ratio, METHODS)}; or pass an estimator of fedshift.ratio, or "
             "a dict of log ratios by client"
         )
-    if (folder is None and shared is None) or not _is_reusable(ratio):
-        return _estimate_with_cost(federation, ratio, goals, pooling, seed, device)
     described = f"{objective} pooling {pooling}" if pooling else str(objective)
-    key = _fingerprint(federation, ratio, described, seed)
+    kept = folder is not None or shared is not None
+    key = _fingerprint(federation, ratio, described, seed) if kept else None
+    if key is None:
+        return _estimate_with_cost(federation, ratio, goals, pooling, seed, device)
     old = None if folder is None else _read_ratios(Path(folder) / FOLDER, key)
     ratios = old or (shared or {}).get(key)
     if ratios is None:
@@ -214,7 +214,11 @@ def compute_weights(
         )
     return {
         name: compute_client_weights(
-            name, r, weighting, n_targets if goals[name] == "all" else 1, covered
+            name,
+            r,
+            weighting,
+            (n_targets if goals[name] == "all" else 1) * (len(federation) if pooling else 1),
+            covered,
         )
         for name, r in ratios.values.items()
     }
@@ -314,7 +318,7 @@ def estimate_log_ratios_for(
     _record_sharing(federation, targets, ledger)
     for name, goal in targets.items():
         c = federation[name]
-        extra = {"source_labels": c.y} if type(estimator).__name__ in LABELLED else {}
+        extra = {"source_labels": c.y} if getattr(estimator, "takes_labels", False) else {}
         fitted = clone(estimator).fit(source=c.x, target=federation.targets(name, goal), **extra)
         held_out = getattr(fitted, "source_log_ratio_", None)  # out of fold, where there is one
         out[name] = np.asarray(fitted.log_ratio(c.x) if held_out is None else held_out)
@@ -407,32 +411,16 @@ def _record_sharing(federation: Federation, goals: Mapping[str, str], ledger: Le
                 ledger.add(name, "query.share", down=size)
 
 
-def _is_reusable(ratio: RatioMethod) -> bool:
-    """Whether ratios are estimates that depend on nothing but rows, name, parameters and seed."""
-    if isinstance(ratio, str | Mapping):
-        return isinstance(ratio, str) and ratio != "exact"
-    values = ratio.get_params().values()
-    code = FunctionType | MethodType | BuiltinFunctionType | type
-    return not any(isinstance(v, code) for v in values)
-
-
-def _fingerprint(federation: Federation, ratio: Any, objective: str, seed: int) -> str:
-    """A key of all that estimated log ratios depend on."""
-    named = isinstance(ratio, str)
-    estimator = make_estimator(ratio, seed=seed) if named else ratio  # a default may change
-    # repr of an estimator leaves defaults out and shortens what is long
-    options = {name: repr(value) for name, value in sorted(_options(estimator).items())}
-    text = f"{ratio if named else type(ratio).__name__} {options}"
-    return json.dumps([VERSION, objective, text, seed, federation_digest(federation)])
-
-
-def _options(estimator: Any) -> dict[str, Any]:
-    """Parameters of an estimator; networks with a digest of their parameters."""
-    options: dict[str, Any] = estimator.get_params() if hasattr(estimator, "get_params") else {}
-    for name, value in options.items():
-        if isinstance(value, nn.Module):
-            options[name] = f"{value!r} {digest('', value.state_dict().values())}"
-    return options
+def _fingerprint(federation: Federation, ratio: Any, objective: str, seed: int) -> str | None:
+    """A key of all that estimated log ratios depend on; None if they depend on more than that."""
+    if isinstance(ratio, Mapping) or (isinstance(ratio, str) and ratio == "exact"):
+        return None
+    estimator = make_estimator(ratio, seed=seed) if isinstance(ratio, str) else ratio
+    try:  # parameters too: a default may change
+        code = digest(str(ratio) if estimator is not ratio else "", estimator)
+    except NoFile:
+        return None
+    return json.dumps([VERSION, objective, code, seed, federation_digest(federation)])
 
 
 def _read_ratios(folder: Path, key: str) -> Ratios | None:

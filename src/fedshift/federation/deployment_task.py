@@ -43,7 +43,7 @@ POOLED = ("generated", "raw")
 
 _TINY = 5e-324
 #: raised by one when a default changes, which the digest would not show
-_DEFAULTS = 1
+_DEFAULTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +205,12 @@ class DeploymentTask:
             raise InputError(
                 f"ratio kind 'federated-mlls' needs classes; got {self.loss!r}; use 'multi-source'"
             )
+        if "rows" in (self.plan.average_by, self.ratio.plan.average_by):
+            raise InputError(
+                "average_by='rows' needs every client's number of training rows, which the server "
+                "of a deployment does not know; use average_by='clients', or give these numbers "
+                "as client_weights"
+            )
         if self.plan.norm == "synchronous":
             raise InputError(
                 "norm='synchronous' needs an exchange of messages at every layer, which a "
@@ -247,10 +253,11 @@ class DeploymentTask:
     def stage(self, name: str) -> Stage:
         """Return the stage of a phase: "ratio" (the ratio model) or "model" (the shared model)."""
         if name == "model":
-            return Stage(self, "model", self.model, self.classes, self.plan, 1, self.loss)
+            plan = self.plan.with_seed(self.seed)
+            return Stage(self, "model", self.model, self.classes, plan, 1, self.loss)
         distributions = 2 * len(self.clients)
         classes = distributions if self.ratio.kind == "multi-source" else self.classes
-        plan = replace(self.ratio.plan, seed=self.ratio.plan.seed + self.seed)
+        plan = replace(self.ratio.plan, seed=(self.ratio.plan.seed or 0) + self.seed)
         return Stage(self, "ratio", self.ratio.model, classes, plan, self.ratio.folds)
 
 

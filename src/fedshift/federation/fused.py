@@ -267,8 +267,8 @@ class Runs:
         if plan.scaffold:
             control = self._clients(self.t["ck"], who).view_as(self.copy)
             drift = self._expanded(self.t["c"]) - control
-        speed: Tensor | None = None
-        local_speed: Tensor | None = None
+        speed: Tensor | float = 0.0
+        local_speed: Tensor | float = 0.0
         stats = self._old_stats(who)
         losses = []
         for s in range(plan.local_steps):
@@ -282,18 +282,12 @@ class Runs:
                 if drift is not None:
                     grad = grad + drift
                 if plan.local_momentum:
-                    speed = grad if speed is None else speed * plan.local_momentum + grad
-                    grad = speed
+                    grad = speed = speed * plan.local_momentum + grad
                 self.copy.add_(grad, alpha=-plan.local_lr)
                 if local is not None and local_grad is not None:
                     local_grad = local_grad.view_as(local) + plan.weight_decay * local
                     if plan.local_momentum:
-                        local_speed = (
-                            local_grad
-                            if local_speed is None
-                            else local_speed * plan.local_momentum + local_grad
-                        )
-                        local_grad = local_speed
+                        local_grad = local_speed = local_speed * plan.local_momentum + local_grad
                     local.sub_(local_grad, alpha=plan.local_lr)
                 stats = self._after_batch(stats)
         with torch.no_grad():
@@ -423,7 +417,7 @@ class Runs:
                     scheme,
                     vectors[i][back],
                     None if error is None else error[back],
-                    seed=task.plan.seed,
+                    seed=task.seed,
                     client=task.names[k],
                     number=self.round + ahead,
                 )

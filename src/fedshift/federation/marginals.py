@@ -17,12 +17,12 @@ from torch import nn
 
 from fedshift.core.device import pick_device
 from fedshift.core.label import mlls
-from fedshift.core.params import one_of, whole
+from fedshift.core.params import nearest, one_of, whole
 from fedshift.core.samples import Float64Array
 from fedshift.core.scaling import CALIBRATIONS
 from fedshift.core.threads import STEP, threads_for
 from fedshift.core.weights import log_share
-from fedshift.data.federation import Federation
+from fedshift.data.federation import Federation, check_federation
 from fedshift.errors import InputError
 from fedshift.federation import draw
 from fedshift.federation.fused import Runs
@@ -138,11 +138,15 @@ class FederatedMLLS(BaseEstimator):
 
     def fit(self, federation: Federation) -> Self:
         """Train, calibrate, and estimate every client's test label distribution."""
+        check_federation(federation, type(self).__name__)
         check_phase(self)
         whole(self, "folds", least=2)
         Objective.of("ftw").check_pooling(self.pooling)
         if self.pooling and self.plan is not None:
             self.plan.check_pooling()
+        self.digest_ = federation_digest(federation)
+        # sums, and so the fit, do not depend on the order of the clients
+        federation = Federation(tuple(sorted(federation, key=lambda c: c.name)))
         distributions = label_distributions(federation)
         count = len(next(iter(distributions.values())))
         if count < 2:
@@ -172,7 +176,6 @@ class FederatedMLLS(BaseEstimator):
         p = np.concatenate([train_p[c.name] for c in federation])[out]
         self._train_p, self._test_p = train_p, test_p
         self._held_out = p, labels, weight / weight.sum()
-        self.digest_ = federation_digest(federation)
         return self._estimate()
 
     def recalibrated(self, calibration: Literal["bcts", "matrix"]) -> Self:
@@ -206,6 +209,9 @@ class FederatedMLLS(BaseEstimator):
         """
         check_is_fitted(self, "marginals_")
         names = list(self.marginals_) if target is None else np.atleast_1d(target).tolist()
+        for name in (source, *names):
+            if name not in self.marginals_:
+                raise InputError(f"client must be {nearest(name, list(self.marginals_))}")
         top = np.sum([self.marginals_[n] for n in names], axis=0)
         with np.errstate(divide="ignore"):
             table = np.log(top) - np.log(self._distributions[source])
@@ -255,7 +261,7 @@ class FederatedMLLS(BaseEstimator):
                 tuple(replace(c, x=c.x[keep[c.name]], y=c.y[keep[c.name]]) for c in federation)
             ),
             build(self.model, federation[0].x.shape[1:], count, seed=self.seed + out),
-            replace(plan, seed=plan.seed + self.seed),
+            replace(plan, seed=(plan.seed or 0) + self.seed),
             weights={name: w[keep[name]] for name, w in balance.items()},
             device=pick_device(self.device),
         )
@@ -340,15 +346,25 @@ def label_distributions(federation: Federation) -> dict[str, Float64Array]:
 def class_count(federation: Federation) -> int:
     """Return the number of classes, 1 + the largest label.
 
-    Raises unless all labels are whole numbers 0, 1, ….
+    Raises unless all labels are whole numbers 0, 1, …, and at least half of them occur: most
+    outputs of a model would else stand for no class.
     """
     for c in federation:
         if not np.issubdtype(c.y.dtype, np.integer) or c.y.min() < 0:
             raise InputError(
                 f"client {c.name!r}: labels must be whole numbers 0, 1, …; got {c.y.dtype}; "
-                "encode the classes first, or use FederatedClassifier, which encodes them"
+                "encode the classes first, or use FederatedClassifier, which encodes them; for "
+                "numbers take loss='squared' or FederatedRegressor"
             )
-    return 1 + max(int(c.y.max()) for c in federation)
+    present = np.unique(np.concatenate([np.unique(c.y) for c in federation]))
+    count = 1 + int(present[-1])
+    if count > 2 * len(present):
+        raise InputError(
+            f"labels must be class numbers 0, 1, …; got {len(present)} classes with numbers up to "
+            f"{present[-1]}; renumber them, as FederatedClassifier does, or take loss='squared' if "
+            "the labels are numbers"
+        )
+    return count
 
 
 def balanced(y: npt.NDArray[Any], count: int) -> Float64Array:

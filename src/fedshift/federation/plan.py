@@ -6,8 +6,8 @@ import math
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 from fedshift.core.params import nearest, one_of, positive, whole
 from fedshift.errors import InputError
@@ -17,6 +17,7 @@ ServerRule = Literal["sgd", "adam", "adamw", "yogi"]
 Importance = Literal["loss", "sampling", "logits"]
 Augment = Literal["none", "crop-flip"]
 Normalise = Literal["none", "self"]
+AverageBy = Literal["clients", "rows"]
 
 
 def _is_in(value: Any, below: float) -> bool:
@@ -183,7 +184,12 @@ class Plan(ABC):
         part in the last round receive the compressed difference C(θ − θ̂) and add it to θ̂; other
         clients receive the new θ̂ itself, uncompressed. What C leaves out stays in the difference
         θ − θ̂, and is sent in later rounds.
-    seed : int
+    average_by : {"clients", "rows"}
+        Weight of a client in sums and means over clients: λ_k, which counts clients equally, as in
+        the paper of FTW-ERM; or λ_k n_k / n̄, with n_k the client's number of training rows and n̄
+        its mean over clients, as in McMahan et al. (2017). Deployments take "clients" only.
+    seed : int, optional
+        Seed of the random clients, rows, crops, blends and roundings; by default that of the run.
     """
 
     #: a recipe's table may leave the plan's kind out: the first that fits is taken
@@ -200,15 +206,18 @@ class Plan(ABC):
     average: float = 0.0
     compression: Compression | None = None
     broadcast: TopK | Sign | None = None
-    seed: int = 0
+    average_by: AverageBy = "clients"
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         whole(self, "batch_size")
         _not_negative(self, "mixup")
         _not_negative(self, "tail")
         _not_negative(self, "average", below=1)
-        whole(self, "seed", least=0)
+        if self.seed is not None:
+            whole(self, "seed", least=0)
         one_of(self, "norm", POLICIES)
+        one_of(self, "average_by", ("clients", "rows"))
         one_of(self, "importance", ("loss", "sampling", "logits"))
         one_of(self, "augment", ("none", "crop-flip"))
         if isinstance(self.participation, list):
@@ -222,16 +231,13 @@ class Plan(ABC):
                 )
         elif self.participation is not None:
             whole(self, "participation")
-        if not isinstance(self.compression, Compression | None):
-            raise InputError(
-                f"{type(self).__name__}: compression must be TopK(…), QSGD(…), Sign(…) or None; "
-                f"got {self.compression!r}"
-            )
-        if not isinstance(self.broadcast, TopK | Sign | None):
-            raise InputError(
-                f"{type(self).__name__}: broadcast must be TopK(…), Sign(…) or None; got "
-                f"{self.broadcast!r}"
-            )
+        for name, kinds in (("compression", (TopK, QSGD, Sign)), ("broadcast", (TopK, Sign))):
+            value = getattr(self, name)
+            if not isinstance(value, (*kinds, type(None))):
+                raise InputError(
+                    f"{type(self).__name__}: {name} must be "
+                    f"{', '.join(f'{k.__name__}(…)' for k in kinds)} or None; got {value!r}"
+                )
         if self.norm == "synchronous" and (self.compression or self.broadcast) is not None:
             raise InputError(
                 "norm='synchronous' gives clients one joint gradient, so no client can compress "
@@ -242,6 +248,10 @@ class Plan(ABC):
                 raise InputError(
                     f"client_weights must be numbers ≥ 0; got {value!r} for client {name!r}"
                 )
+
+    def with_seed(self, seed: int) -> Self:
+        """Return the plan with this seed, unless it has its own."""
+        return replace(self, seed=seed) if self.seed is None else self
 
     def check_loss(self, loss: str) -> None:
         """Raise if the plan needs a loss for classes and `loss` is for numbers."""
@@ -268,6 +278,7 @@ class Plan(ABC):
         wrong = {  # clients have unequal shares of the target
             "participation of named clients": isinstance(self.participation, tuple),
             "client_weights": bool(self.client_weights),
+            "average_by='rows'": self.average_by == "rows",
             "importance='logits'": self.importance == "logits",
             "FedAvg(normalise='self') with clients drawn at random; take normalise='none'": (
                 drawn and getattr(self, "normalise", "none") != "none"
@@ -376,6 +387,10 @@ class FedAvg(Plan):
     local loss multiplies the client's step. N_k is 1 (``normalise="none"``) or the mean weight
     of the client's rows (``"self"``). With ``"self"``, the size of local steps does not depend on
     the scale of the ratios.
+
+    Clients count equally, whatever their numbers of rows, as in the paper of FTW-ERM. With
+    ``average_by="rows"`` each counts by its number of rows, as in FedAvg's own paper (McMahan et
+    al. 2017).
 
     Attributes
     ----------

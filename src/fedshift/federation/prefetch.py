@@ -96,7 +96,7 @@ def draw_rounds(
     keep = np.empty(rows.shape[:-1]) if plan.mixup else None
     first_run: dict[tuple[int, int], int] = {}
     for r, task in enumerate(tasks):
-        same = first_run.setdefault((id(task.x), task.plan.seed), r)
+        same = first_run.setdefault((id(task.x), task.seed), r)
         if same != r and plan.importance != "sampling":  # the same rows, weighted otherwise
             who[:, r] = who[:, same]
             rows[:, r] = rows[:, same] - shift[same] + shift[r]

@@ -17,6 +17,7 @@ from fedshift.core.scaling import newton
 from fedshift.core.tensors import write_tensors
 from fedshift.defence.calibration import add_up, check_sums, longest
 from fedshift.defence.pool import clean_pool, evened
+from fedshift.errors import InputError
 from fedshift.federation.deployment_task import POOLED, SHARED
 from fedshift.federation.messages import Array, Fact, Message
 from fedshift.federation.replies import (
@@ -62,7 +63,13 @@ class RatioProtocol:
             catch_up = self._by_pool()
         else:
             catch_up = self._sender("own", lambda _: ({}, {}))
-        catch_up([n for n in self.job.clients if n not in self.server.mean_weight])
+        means = self.server.mean_weight
+        catch_up([n for n in self.job.clients if n not in means])
+        if len(means) == len(self.job.clients) and not any(means.values()):
+            raise InputError(
+                "training needs a row with weight > 0; got weight 0 for all rows of all sites; "
+                "check that training and deployment rows overlap"
+            )
         return catch_up
 
     def _sender(self, what: str, payload: Callable[[str], Payload]) -> CatchUp:

@@ -35,7 +35,7 @@ from torch import nn
 from fedshift.core.params import whole
 from fedshift.core.samples import Float64Array, Sample, as_rows
 from fedshift.core.threads import threads_for
-from fedshift.data.federation import ClientData, Federation
+from fedshift.data.federation import ClientData, Federation, check_federation
 from fedshift.errors import InputError, TrainingDiverged
 from fedshift.federation import draw
 from fedshift.federation.ledger import Ledger
@@ -175,6 +175,7 @@ class FederatedAuto(BaseEstimator):
         InputError
             If neither label distributions nor density ratios can be estimated, with the reasons.
         """
+        check_federation(federation, type(self).__name__)
         check_phase(self)
         if self.folds is not None:
             whole(self, "folds", least=2)

@@ -20,7 +20,6 @@ from fedshift.core.weights import Weights
 from fedshift.data.federation import ClientData, Federation
 from fedshift.defence.ratios import defend_log_ratios, label_log_ratios
 from fedshift.federation.client_weights import (
-    LABELLED,
     compute_client_weights,
     estimate_log_ratios_for,
     make_estimator,
@@ -243,7 +242,7 @@ def pooled_log_ratio(
         fitted_sampler = sampler_of(job).fit(data.x, seed=job.seed)
         source = fitted_sampler.sample(max(len(data.x), job.ratio.quota), seed=job.seed)
     estimator = clone(make_estimator(job.ratio.estimator, seed=job.seed))
-    extra = {"source_labels": data.y} if type(estimator).__name__ in LABELLED else {}
+    extra = {"source_labels": data.y} if getattr(estimator, "takes_labels", False) else {}
     estimator.fit(source=source, target=pool, **extra)
     log_ratio = getattr(estimator, "source_log_ratio_", None) if source is data.x else None
     if log_ratio is None:

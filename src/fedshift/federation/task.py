@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from fedshift.federation.plan import FedAvg, Plan
 from fedshift.learn.augment import blend, crops, shares, take_cropped
 from fedshift.learn.losses import LOSSES, Loss, Polynomial, cross_entropy
 from fedshift.learn.norm import convert, norm_layers, pool_moments, restore
+
+if TYPE_CHECKING:  # the ledger, in which scaling is booked, imports this module
+    from fedshift.federation.scaling import Scaling
 
 #: entries of a state that make the model
 AVERAGED = ("params", "stats", "local")
@@ -118,6 +121,8 @@ class Task:
     plan : Plan
     loss : callable
         Maps scores and labels to a loss for every row.
+    scaling : Scaling, optional
+        How `x` and `y` were scaled; `module` returns a model of rows as they were.
     """
 
     names: tuple[str, ...]
@@ -128,6 +133,7 @@ class Task:
     model: nn.Module
     plan: Plan
     loss: Loss = cross_entropy
+    scaling: Scaling | None = None
     _rows: dict[int, draw.BatchRows] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -192,10 +198,11 @@ class Task:
             )
         self.plan.check_clients(self.names)
 
-    @property
-    def _fixed(self) -> Sequence[str]:
+    @cached_property
+    def _fixed(self) -> npt.NDArray[np.int64]:
+        """Positions of the clients that the plan does not exclude."""
         p = self.plan.participation
-        return p if isinstance(p, tuple) else ()
+        return np.flatnonzero(np.isin(self.names, p if isinstance(p, tuple) else self.names))
 
     @cached_property
     def layout(self) -> ParameterLayout:
@@ -222,9 +229,16 @@ class Task:
 
     @cached_property
     def share(self) -> Float64Array:
-        """Weight λ_k of every client (`Plan.client_weights`), (K,)."""
+        """Weight λ_k of every client (`Plan.client_weights`, `Plan.average_by`), (K,)."""
         parts = self.plan.client_weights or {}
-        return np.array([parts.get(name, 1.0) for name in self.names])
+        out = np.array([parts.get(name, 1.0) for name in self.names], dtype=np.float64)
+        rows = np.diff(self.start)
+        return out * (rows / rows.mean()) if self.plan.average_by == "rows" else out
+
+    @property
+    def seed(self) -> int:
+        """Seed of all random choices: that of the plan, 0 if it has none (`Plan.with_seed`)."""
+        return self.plan.seed or 0
 
     @cached_property
     def mean_weight(self) -> Float64Array:
@@ -248,21 +262,19 @@ class Task:
 
     def part_of_all(self, normaliser: Float64Array) -> Float64Array:
         """Return `of_all` computed with the given normalisers N_k."""
-        part = self.share * normaliser
-        if self._fixed:
-            part = part * np.isin(self.names, self._fixed)
+        part = self.share * normaliser * np.isin(np.arange(len(self.names)), self._fixed)
         return np.asarray(part / max(part.sum(), 1e-300))
 
     @cached_property
     def _lottery(self) -> draw.Lottery:
         p = self.plan.participation
-        return draw.Lottery(self.plan.seed, self.names, p if isinstance(p, int) else 0)
+        return draw.Lottery(self.seed, self.names, p if isinstance(p, int) else 0)
 
     @property
     def n_participants(self) -> int:
         """Number m of clients in a round."""
         p = self.plan.participation
-        return p if isinstance(p, int) else len(self._fixed) or len(self.names)
+        return p if isinstance(p, int) else len(self._fixed)
 
     @property
     def step_size(self) -> int:
@@ -281,8 +293,7 @@ class Task:
         """Positions of the clients that take part in each of `count` rounds, (count, m)."""
         if isinstance(self.plan.participation, int):
             return self._lottery.draw(first, count)
-        always = sorted(map(self.names.index, self._fixed)) or range(len(self.names))
-        return np.broadcast_to(np.array(always), (count, len(always)))
+        return np.broadcast_to(self._fixed, (count, self.n_participants))
 
     @property
     def scale(self) -> float:
@@ -299,7 +310,7 @@ class Task:
             own = slice(int(self.start[client]), int(self.start[client + 1]))
             weight = self.weight[own].double().cpu().numpy() if sampled else None
             self._rows[client] = draw.BatchRows(
-                self.plan.seed, self.names[client], n, self.plan.batch_size, weight
+                self.seed, self.names[client], n, self.plan.batch_size, weight
             )
         return self._rows[client]
 
@@ -334,11 +345,11 @@ class Task:
 
     @cached_property
     def _mixup_keys(self) -> npt.NDArray[np.uint64]:
-        return np.array([draw.key(self.plan.seed, "mixup", name) for name in self.names])
+        return np.array([draw.key(self.seed, "mixup", name) for name in self.names])
 
     @cached_property
     def _crop_keys(self) -> npt.NDArray[np.uint64]:
-        return np.array([draw.key(self.plan.seed, "crop", name) for name in self.names])
+        return np.array([draw.key(self.seed, "crop", name) for name in self.names])
 
     @cached_property
     def coefficient(self) -> Tensor:
@@ -499,7 +510,8 @@ class Task:
                 for name, layer in norm_layers(model).items():
                     layer.running_mean.copy_(means[name])
                     layer.running_var.copy_(variances[name])
-        return (restore(model) if plain else model).eval()
+        model = (restore(model) if plain else model).eval()
+        return model if self.scaling is None else self.scaling.model(model)
 
 
 def mean_by_client(weight: Tensor, start: npt.NDArray[np.int64]) -> Float64Array:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.core.params import nearest
+from fedshift.core.params import check_numbers, nearest
 from fedshift.errors import InputError
 from fedshift.learn.fused_convolution import PooledConv, rows_first, rows_last
 from fedshift.learn.norm import convert
@@ -235,6 +235,7 @@ def build(
     seed : int
         Seed of the parameters.
     """
+    check_numbers(build, locals())
     if isinstance(model, nn.Module):
         return model
     if isinstance(model, str):

@@ -208,7 +208,7 @@ def load(folder: Path | str, *, model: nn.Module | None = None) -> SavedRun:
     predictor = Predictor.read(folder, model)
     record, labels = optional_json(folder / RECORD), optional_json(folder / LABELS)
     reference = read_tensors(folder / REFERENCE) if (folder / REFERENCE).exists() else {}
-    if predictor.encoder is not None and record is None:
+    if reference and record is None:
         raise InputError(f"{folder} must hold {RECORD}; got none; restore it from a copy")
     return SavedRun(
         folder=folder,

@@ -126,8 +126,8 @@ class Predictor:
             )
         if self.local and site is None:
             raise InputError(
-                "the model has parts for each site, so one must be named: --site NAME, or site= in "
-                f"Python; it is one of {quote(self.sites, 20)}"
+                "the model has parts for each site (norm='local'), so one must be named with "
+                f"--site, site= or, of an estimator, client=; it is one of {quote(self.sites, 20)}"
             )
         model = self.model
         if self.local:
@@ -198,14 +198,30 @@ class Predictor:
         return cls(model=model.eval(), local=local, encoder=read, support=found, **plain)
 
 
-class Predicting:
-    """What a result can do that has a `predictor`: predict, score and save."""
+class Saving:
+    """What a result can do that has a `predictor`: save it."""
 
     if TYPE_CHECKING:
 
         @property
         def predictor(self) -> Predictor:
             """The model with all that it needs to predict."""
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the model to a folder that `fs.load` and ``fedshift predict`` read.
+
+        Raises
+        ------
+        InputError
+            If the folder has files that this method did not write.
+        """
+        with atomic_folder(Path(folder), (MODEL, TENSORS, ENCODER, SUPPORT)) as new:
+            self.predictor.write(new)
+        return Path(folder)
+
+
+class Predicting(Saving):
+    """What a result can do that has a `predictor`: predict, score and save."""
 
     def predict(self, rows: Any, *, site: str | None = None) -> npt.NDArray[Any]:
         """Predict the class, or the number in regression, of rows (n,).
@@ -253,19 +269,10 @@ class Predicting:
         elif y is None:
             raise InputError("score needs the labels y of the rows; got none")
         figure = accuracy_score if p.classes else r2_score
-        return float(figure(np.asarray(y), guess))
-
-    def save(self, folder: Path | str) -> Path:
-        """Write the model to a folder that `fs.load` and ``fedshift predict`` read.
-
-        Raises
-        ------
-        InputError
-            If the folder has files that this method did not write.
-        """
-        with atomic_folder(Path(folder), (MODEL, TENSORS, ENCODER, SUPPORT)) as new:
-            self.predictor.write(new)
-        return Path(folder)
+        try:
+            return float(figure(np.asarray(y), guess))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"y must hold labels like those of training; {error}") from None
 
 
 def optional_json(path: Path) -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fedshift.core.samples import Float64Array
 from fedshift.core.weights import Weights
+from fedshift.data.tables import Encoder
+from fedshift.data.tables.target import Class
 from fedshift.learn.evaluate import Evaluation, predict
 from fedshift.learn.forecast import Forecast
 from fedshift.learn.gate import Gate
@@ -80,7 +82,7 @@ class Outcome(Predicting):
         """The model with all that it needs to predict."""
         model, rows = self.model().cpu(), self.task.x[:1]
         local: dict[str, dict[str, Tensor]] = {}
-        if self.task.plan.norm == "local":
+        if self.task.plan.norm == "local" and self.task.stats_layout.size:
             shared = model.state_dict()
             for site in self.task.names:
                 own = self.model(site).cpu().state_dict()
@@ -99,6 +101,7 @@ class Outcome(Predicting):
         """Return the trained model in evaluation mode.
 
         With local BatchNorm each client has its own model, and `client` names the one to return.
+        None averages their local parts: no client was trained with that model.
         """
         return self.task.module(self.state, client)
 
@@ -171,6 +174,10 @@ class TabularOutcome(Predicting):
         Shape of a row.
     columns : tuple of str or None
         Columns of the rows, if clients had names for them.
+    classes : tuple
+        The classes; empty in regression.
+    encoder : Encoder or None
+        Turns the rows of a table into numbers, if the model was trained on tables.
     """
 
     candidates: Mapping[str, ModelCandidate]
@@ -186,18 +193,19 @@ class TabularOutcome(Predicting):
     seconds: float
     shape: tuple[int, ...]
     columns: tuple[str, ...] | None = None
+    classes: tuple[Class, ...] = ()
+    encoder: Encoder | None = None
 
     @cached_property
     def predictor(self) -> Predictor:
         """The chosen model with all that it needs to predict."""
-        fit = self.chosen.fit
-        outputs = next(iter(fit.held_out.values())).shape[1]
         return Predictor(
             model=self.model,
             shape=tuple(self.shape),
-            classes=() if self.forecast.figure == "mse" else tuple(range(outputs)),
-            sites=tuple(fit.losses),
+            classes=self.classes,
+            sites=tuple(self.chosen.fit.losses),
             columns=self.columns,
+            encoder=self.encoder,
         )
 
     @property

@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
 from fedshift.core.bregman import Divergence, bregman_risk
-from fedshift.core.params import whole
+from fedshift.core.params import check_numbers
 from fedshift.core.samples import (
     Float64Array,
     FloatArray,
@@ -35,7 +35,7 @@ from fedshift.core.samples import (
 from fedshift.core.threads import threads_for
 from fedshift.errors import InputError, RatioDirection
 
-#: rows (n, ...) ↦ log ratios (n, m) of m models fitted together
+#: rows (n, ...) ↦ log ratios (n, m) of m models fitted together; not a closure, as it must pickle
 Path = Callable[[FloatArray], Float64Array]
 
 
@@ -86,8 +86,7 @@ class RatioEstimator(BaseEstimator):
 
     def check_options(self) -> None:
         """Raise `InputError` if an option is not valid; `fit` calls this before any work."""
-        if hasattr(self, "seed"):
-            whole(self, "seed", least=0)
+        check_numbers(type(self), vars(self))
 
     def log_ratio(self, X: Rows) -> Any:
         """Return the log ratio of each row of X, shape (n,), as an array or a tensor like X."""
@@ -149,10 +148,13 @@ class RatioEstimator(BaseEstimator):
 
         Here that is one column. An estimator with a tuning path returns a column for each value.
         """
-        model = clone(self)
+        model: Self = clone(self)
         model.n_targets_, model.row_shape_ = 1, source.x.shape[1:]
         model._fit(source, target)
-        return lambda x: model._predict(x)[:, None]
+        return model._predict_column
+
+    def _predict_column(self, x: FloatArray) -> Float64Array:
+        return self._predict(x)[:, None]
 
     def _predict(self, x: FloatArray) -> Float64Array:
         """Log ratio of the pooled target, block by block so that memory stays bounded."""

@@ -41,7 +41,7 @@ from fedshift.core.bound import (
     nested_masses,
     tabulate,
 )
-from fedshift.core.params import whole
+from fedshift.core.params import check_numbers, whole
 from fedshift.core.samples import Float64Array, FloatArray, Rows, RowSets, Sample, read_pair
 from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
@@ -97,6 +97,7 @@ class Bound(BaseEstimator):
         return capped(self._value(cells, n_targets), self.cap, n_targets=n_targets), cells
 
     def _check(self) -> None:
+        check_numbers(type(self), vars(self))
         _need(self, "smoothing", "at least 0", self.smoothing >= 0)
         _need(self, "min_count", "at least 1", self.min_count is None or self.min_count >= 1)
         _need(self, "cap", "positive", self.cap is None or self.cap > 0)

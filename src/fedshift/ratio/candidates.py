@@ -130,7 +130,11 @@ RatioCandidate = Member | Stack
 
 def no_shift(s: Sample, t: Sample) -> Member:
     """Return the member with r(x) = 1."""
-    return Member("none", np.zeros(len(s)), np.zeros(len(t)), [lambda x: np.zeros((len(x), 1))])
+    return Member("none", np.zeros(len(s)), np.zeros(len(t)), [_zeros])
+
+
+def _zeros(x: FloatArray) -> Float64Array:
+    return np.zeros((len(x), 1))
 
 
 def shallow_estimators(s: Sample, t: Sample, *, seed: int) -> dict[str, RatioEstimator]:

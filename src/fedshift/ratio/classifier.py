@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,14 +169,14 @@ class Classifier(RatioEstimator):
         weight = np.concatenate([w / w.mean() for w in weights])
         model = self._fresh(len(x))
         model.fit(x, y, **_weights(model, weight))
-        offset = math.log(n_t / n_s)
+        return partial(_log_ratio, model=model, offset=math.log(n_t / n_s))
 
-        def log_ratio(rows: FloatArray) -> Float64Array:
-            p = model.predict_proba(rows.reshape(len(rows), -1))[:, 1].astype(np.float64)
-            p = np.clip(p, 1e-9, 1.0 - 1e-9)
-            return np.asarray((np.log(p) - np.log1p(-p) - offset)[:, None])
 
-        return log_ratio
+def _log_ratio(x: FloatArray, model: Any, offset: float) -> Float64Array:
+    """Log ratio (n, 1) from the probability of the target, by Bayes' theorem."""
+    p = model.predict_proba(x.reshape(len(x), -1))[:, 1].astype(np.float64)
+    p = np.clip(p, 1e-9, 1.0 - 1e-9)
+    return np.asarray((np.log(p) - np.log1p(-p) - offset)[:, None])
 
 
 def _is_seed(name: str) -> bool:
@@ -189,14 +190,14 @@ def _weights(model: Any, weight: Float64Array) -> dict[str, Float64Array]:
     keyword = weight_keyword(model)
     if keyword is None:
         raise InputError(
-            f"{_last(model)[0]} takes no sample_weight, but the rows have different weights: there "
-            "are duplicates, or target distributions of different size; use a classifier that "
-            "takes sample_weight, or distributions of equal size without duplicates"
+            f"{last_step(model)[0]} takes no sample_weight, but the rows have different weights: "
+            "there are duplicates, or target distributions of different size; use a classifier "
+            "that takes sample_weight, or distributions of equal size without duplicates"
         )
     return {keyword: weight}
 
 
-def _last(model: Any) -> tuple[str, Any, str]:
+def last_step(model: Any) -> tuple[str, Any, str]:
     """Return name and object of a pipeline's last step, and the prefix of its fit keywords."""
     prefix = ""
     while isinstance(model, Pipeline):
@@ -207,5 +208,5 @@ def _last(model: Any) -> tuple[str, Any, str]:
 
 def weight_keyword(model: Any) -> str | None:
     """Return the argument of `fit` for row weights, also of a pipeline; None if it has none."""
-    _, last, prefix = _last(model)
+    _, last, prefix = last_step(model)
     return f"{prefix}sample_weight" if has_fit_parameter(last, "sample_weight") else None

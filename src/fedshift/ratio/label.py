@@ -56,7 +56,7 @@ from fedshift.core.label import (
     rlls,
     sort_key,
 )
-from fedshift.core.params import one_of
+from fedshift.core.params import one_of, whole
 from fedshift.core.samples import (
     Float64Array,
     FloatArray,
@@ -117,6 +117,7 @@ class LabelShift(RatioEstimator):
         Seeds the folds.
     """
 
+    takes_labels = True  #: whether `fit` takes `source_labels`
     classifier: Any
     n_folds: int
     calibration: str | None
@@ -193,7 +194,9 @@ class LabelShift(RatioEstimator):
     def predict_source_proba(self, X: Rows) -> Float64Array:
         """Return the mean over the fold models of the calibrated p_source(y | x), shape (n, k)."""
         check_is_fitted(self, "class_log_ratio_")
-        return self._posterior(as_rows(X, name="X"))
+        x = as_rows(X, name="X")
+        self._check_shape(x, "X")
+        return self._posterior(x)
 
     def _posterior(self, x: FloatArray) -> Float64Array:
         flat = x.reshape(len(x), -1)
@@ -215,11 +218,7 @@ class LabelShift(RatioEstimator):
         super().check_options()
         if self.calibration is not None:
             one_of(self, "calibration", tuple(CALIBRATIONS))
-        if not (isinstance(self.n_folds, int | np.integer) and self.n_folds >= 2):
-            raise InputError(
-                f"{type(self).__name__}: n_folds must be an integer of at least 2; got "
-                f"{self.n_folds!r}; leave it out to use the default, 5"
-            )
+        whole(self, "n_folds", least=2)
 
     def _read_labels(self, labels: npt.ArrayLike, n: int) -> IntArray:
         y = read_labels(labels, "source_labels")

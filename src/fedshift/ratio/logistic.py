@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -136,16 +137,11 @@ class Logistic(RatioEstimator):
         self.ridge_, self.coef_ = ridges[-1], coefficients[-1]
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
-        return np.asarray(self._map(x) @ self.coef_[1:] + self.coef_[0])
+        return _linear(x, self._map, self.coef_[None])[:, 0]
 
     def _path(self, source: Sample, target: Sample) -> Path:
         features, coefficients = self._solve(source, target, self._ridges(), tol=PATH_TOL)
-
-        def log_ratios(x: FloatArray) -> Float64Array:
-            parts = [features(x[b]) @ coefficients[:, 1:].T for b in blocks(len(x))]
-            return np.asarray(np.concatenate(parts) + coefficients[:, 0])
-
-        return log_ratios
+        return partial(_linear, features=features, coefficients=coefficients)
 
     def _choose_ridges(
         self, source: Sample, target: Sample, ridges: tuple[float, ...]
@@ -211,3 +207,9 @@ class Logistic(RatioEstimator):
                 stacklevel=2,
             )
         return coefficients
+
+
+def _linear(x: FloatArray, features: FeatureMap, coefficients: Float64Array) -> Float64Array:
+    """Log ratios (n, m) of m models with coefficients (m, 1 + p), block by block."""
+    parts = [features(x[b]) @ coefficients[:, 1:].T for b in blocks(len(x))]
+    return np.asarray(np.concatenate(parts) + coefficients[:, 0])

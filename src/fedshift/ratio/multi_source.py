@@ -180,7 +180,7 @@ class MultiSource(BaseEstimator):
             whole(self, name, least=int(name not in ("folds", "seed")))
         positive(self, "lr")
         positive(self, "weight_decay", zero=True)
-        if not 0 < self.validation < 1:
+        if positive(self, "validation") >= 1:
             raise InputError(f"validation must be a share in (0, 1); got {self.validation}")
 
     def _train(self, samples: list[Sample], seed: int) -> nn.Module:

@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid, softplus
 
 from fedshift.core.bregman import Divergence, divergence, nonnegative_parts, training_loss
 from fedshift.core.device import pick_device
-from fedshift.core.params import positive, whole
+from fedshift.core.params import one_of, positive, whole
 from fedshift.core.samples import Float64Array, FloatArray, Sample
 from fedshift.errors import InputError
 from fedshift.ratio.base import RatioEstimator
@@ -223,10 +223,8 @@ class Neural(RatioEstimator):
                 f"bound must be a number, None, a bound object or one of {', '.join(BOUNDS)}; "
                 f"got {self.bound!r}"
             )
-        if self.link not in ("exp", "softplus"):
-            raise InputError(f"link must be 'exp' or 'softplus'; got {self.link!r}")
-        if self.penalty not in ("l1", "l2"):
-            raise InputError(f"penalty must be 'l1' or 'l2'; got {self.penalty!r}")
+        one_of(self, "link", ("exp", "softplus"))
+        one_of(self, "penalty", ("l1", "l2"))
         if not self.slack >= 1:
             raise InputError(
                 f"slack must be at least 1, since a bound below the largest ratio biases the fit; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
@@ -12,14 +12,17 @@ from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from fedshift.core.samples import RowSets
+from fedshift.core.samples import RowSets, as_rows, check_names, column_names
 from fedshift.core.weights import Weighting, Weights
-from fedshift.errors import WeightsNotUsedError
+from fedshift.data.tables import Sites
+from fedshift.errors import InputError, WeightsNotUsedError
 from fedshift.ratio.auto import Auto
 from fedshift.ratio.base import RatioEstimator
-from fedshift.ratio.classifier import weight_keyword
+from fedshift.ratio.classifier import last_step, weight_keyword
 from fedshift.ratio.label import LabelShift
 
+#: what `verify_weights_used` fits a learner on, for an error
+RANDOM = "two columns of random numbers (verify=False leaves this check out)"
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -37,7 +40,8 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
 
     `fit(X, y, target=...)` estimates the density ratio of `target` to X, turns it into importance
     weights w = r / mean(r), and fits the learner with ``sample_weight``. Without a target it fits
-    the learner unweighted.
+    the learner unweighted. If rows hold text, dates or missing values, the ratio is estimated from
+    rows encoded as numbers (`encode_rows`). The learner gets the rows as they are.
 
     When it fails: reweighting has no effect if the weights do not reach the learner, and no error
     shows it. So the learner must take ``sample_weight`` by name; in a pipeline, its last step
@@ -115,7 +119,7 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
         self.ratio_: RatioEstimator | None = None
         self.weights_: Weights | None = None
         if target is None:
-            self.learner_ = learner.fit(X, y)
+            self.learner_ = _fitted(learner, X, y, {})
         else:
             keyword = weight_keyword(learner)
             if keyword is None:
@@ -132,7 +136,7 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
                 _source_log_ratio(ratio, X, y, target), n_targets=ratio.n_targets_
             )
             self.ratio_ = ratio
-            self.learner_ = learner.fit(X, y, **{keyword: np.asarray(self.weights_)})
+            self.learner_ = _fitted(learner, X, y, {keyword: np.asarray(self.weights_)})
         for name in ("classes_", "n_features_in_", "feature_names_in_"):
             if hasattr(self.learner_, name):
                 setattr(self, name, getattr(self.learner_, name))
@@ -168,13 +172,65 @@ class Reweighter(MetaEstimatorMixin, BaseEstimator):
         return get_tags(self._learner())
 
 
+def _fitted(learner: Any, X: Any, y: Any, weights: Any, what: str = "X and y") -> Any:
+    try:
+        return learner.fit(X, y, **weights)
+    except ValueError as error:
+        name = type(learner).__name__
+        raise InputError(f"learner {name} must be able to fit {what}; got: {error}") from error
+
+
 def _source_log_ratio(ratio: RatioEstimator, x: Any, y: Any, target: RowSets) -> Any:
     """Fit the ratio and return log ratios of the source rows: by label, or out-of-fold if any."""
+    x, target = encode_rows(x, target)
     if isinstance(ratio, LabelShift):
         return ratio.fit(source=x, source_labels=y, target=target).label_log_ratio(y)
     ratio.fit(source=x, target=target)
     held_out = getattr(ratio, "source_log_ratio_", None)
     return ratio.log_ratio(x) if held_out is None else held_out
+
+
+def encode_rows(source: Any, target: RowSets) -> tuple[Any, RowSets]:
+    """Return rows as numbers, encoded as `fs.train` does if they hold text, dates or gaps.
+
+    Rows that are numbers already stay as they are. Columns that hardly vary in the source are left
+    out.
+    """
+    several = isinstance(target, Mapping)
+    named = target if isinstance(target, Mapping) else {"target": target}
+    targets = {f"target[{n!r}]": x for n, x in named.items()} if several else named
+    sets = {"source": source, **targets}
+    try:
+        for name, rows in sets.items():
+            as_rows(rows, name=name)
+        return source, target
+    except InputError:
+        if not named:
+            raise InputError("target must map at least one name to its rows; got none") from None
+        first, *others = [_columns(rows, source, name) for name, rows in sets.items()]
+    label = "label" + "_" * max(map(len, first))  # no column has this name
+    first[label] = np.arange(len(next(iter(first.values())))) % 2
+    tables = {name: (first, x) for name, x in zip(targets, others, strict=True)}
+    sites = Sites.of(tables, label=label)
+    for note in (n for n in sites.notes if "with no usable" in n):  # text between numbers
+        raise InputError(note.replace("treated as missing.", "write numbers, or None for a gap"))
+    clients = sites.encode().federation
+    encoded = {name: c.test_x for name, c in zip(named, clients, strict=True)}
+    return clients[0].x, encoded if several else encoded["target"]
+
+
+def _columns(rows: Any, source: Any, name: str) -> dict[str, Any]:
+    """Return columns by name, or by number; they must be those of the source."""
+    names = column_names(rows)
+    check_names(column_names(source), rows, name)
+    if names is not None:
+        return {str(n): rows[n] for n in names}
+    table = np.asarray(rows, dtype=object)
+    if table.ndim != 2 or not table.size or np.ma.is_masked(rows):
+        as_rows(rows, name=name)  # its error says what is wrong
+    if table.shape[1:] != np.shape(source)[1:]:
+        raise InputError(f"{name} must have rows of the same shape as source; got {table.shape}")
+    return {str(i): column for i, column in enumerate(table.T)}
 
 
 def verify_weights_used(learner: Any) -> None:
@@ -183,7 +239,9 @@ def verify_weights_used(learner: Any) -> None:
     The learner is fitted twice on a small artificial task, with right and with wrong labels on half
     of the rows. Let a be the share of predictions that the wrong labels change if these rows have
     weight zero, and b the share if no weights are passed. The check passes if a ≤ b / 2 or a ≤ 2 %.
+    Of a pipeline, the last step alone is fitted, as other steps may need columns by name.
     """
+    learner = last_step(learner)[1]
     keyword = weight_keyword(learner)
     rng = np.random.default_rng(0)
     x = rng.random((160, 2))  # not negative: some learners need counts
@@ -192,7 +250,7 @@ def verify_weights_used(learner: Any) -> None:
     wrong = np.where(weight > 0, truth, 1 - truth)
 
     def poison(**weights: Any) -> float:
-        a, b = (clone(learner).fit(x, y, **weights).predict(x) for y in (truth, wrong))
+        a, b = (_fitted(clone(learner), x, y, weights, RANDOM).predict(x) for y in (truth, wrong))
         return float(np.mean(np.abs(a.astype(float) - b.astype(float))))
 
     with_weights = 1.0 if keyword is None else poison(**{keyword: weight})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 from sklearn.svm import SVC
 
@@ -32,15 +35,15 @@ class SVM(RatioEstimator):
         _, sd = pooled_moments(source, target)
         spread = float(np.sum(np.square(sd))) or 1.0
         models = [SVC(C=1.0, gamma=g / spread).fit(x, side, sample_weight=weight) for g in GAMMAS]
-
-        def scores(rows: FloatArray) -> Float64Array:
-            flat = rows.reshape(len(rows), -1)
-            return np.stack([LENGTH * m.decision_function(flat) for m in models], axis=1)
-
-        return scores
+        return partial(_scores, models=models)
 
     def _fit(self, source: Sample, target: Sample) -> None:
         self._scores = self._path(source, target)
 
     def _log_ratio(self, x: FloatArray) -> Float64Array:
         return np.asarray(self._scores(x)[:, 1])
+
+
+def _scores(x: FloatArray, models: Sequence[SVC]) -> Float64Array:
+    flat = x.reshape(len(x), -1)
+    return np.stack([LENGTH * m.decision_function(flat) for m in models], axis=1)

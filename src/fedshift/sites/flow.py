@@ -13,6 +13,7 @@ import numpy as np
 
 from fedshift.core.old_files import modern_sites_record
 from fedshift.core.samples import Float64Array, FloatArray
+from fedshift.data.federation import ADVICE
 from fedshift.data.tables import Encoded, Sites
 from fedshift.data.tables.cells import quote
 from fedshift.diagnose import Diagnosis, Drift, diagnose, drift
@@ -77,13 +78,7 @@ class Trained(Predicting):
     @cached_property
     def predictor(self) -> Predictor:
         """The chosen model with all that it needs to predict rows of a table."""
-        encoded = self.examined.encoded
-        return replace(
-            self.outcome.predictor,
-            classes=encoded.classes,
-            encoder=encoded.encoder,
-            support=self.support,
-        )
+        return replace(self.outcome.predictor, support=self.support)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `fedshift report` reads."""
@@ -161,13 +156,13 @@ class Since:
         return {**out, "class_weights": self.class_weights, "absent": list(self.absent)}
 
 
-def examine(path: str | os.PathLike[str], *, seed: int = 0, **settings: Any) -> Examined:
+def examine(path: str | os.PathLike[str] | Sites, *, seed: int = 0, **settings: Any) -> Examined:
     """Read site files and diagnose their shifts.
 
     Parameters
     ----------
-    path : path
-        A folder of site files, or one file with a site column.
+    path : path or Sites
+        A folder of site files, one file with a site column, or `fedshift.Sites.of` data frames.
     seed : int
     **settings
         See `fedshift.data.tables.TableSettings`.
@@ -176,14 +171,22 @@ def examine(path: str | os.PathLike[str], *, seed: int = 0, **settings: Any) -> 
     -------
     Examined
     """
-    sites = Sites.read(path, seed=seed, **settings)
-    encoded = sites.encode()
+    title = "tables"
+    if isinstance(path, str | os.PathLike):
+        title, path = Path(path).resolve().stem, Sites.read(path, seed=seed, **settings)
+        settings = {}
+    if not isinstance(path, Sites) or settings:
+        raise InputError(
+            f"sites must be a path, or fs.Sites without settings; got {type(path).__name__} and "
+            f"settings {sorted(settings)}{ADVICE}"
+        )
+    encoded = path.encode()
     diagnosis = diagnose(encoded.federation, seed=seed, features=encoded.columns)
-    return Examined(Path(path).resolve().stem, sites, encoded, diagnosis)
+    return Examined(title, path, encoded, diagnosis)
 
 
 def train(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sites,
     *,
     seed: int = 0,
     objective: str = "auto",
@@ -198,13 +201,13 @@ def train(
 
     Parameters
     ----------
-    path : path
-        A folder of site files, or one file with a site column.
+    path : path or Sites
+        A folder of site files, one file with a site column, or `fedshift.Sites.of` data frames.
     seed : int
     objective, ratio, model : str
         See `fedshift.tabular.fit_tables`.
     **settings
-        See `fedshift.data.tables.TableSettings`.
+        See `fedshift.data.tables.TableSettings`; `fedshift.Sites` has its own.
 
     Returns
     -------
@@ -213,9 +216,7 @@ def train(
     examined = examine(path, seed=seed, **settings)
     encoded = examined.encoded
     options: dict[str, Any] = {"seed": seed, "objective": objective, "ratio": ratio, "model": model}
-    outcome = fit_tables(encoded.federation, base=encoded.weights, **options)
-    for name, sums in encoded.sums.items():
-        outcome.ledger.add(name, "share.encoding", up=sums.up)
+    outcome = fit_tables(encoded, **options)
     rows = encoded.federation.train.values()
     measured = np.concatenate([encoded.encoder.measured(np.asarray(x, float)) for x in rows])
     support = Support.of(measured)

@@ -18,6 +18,7 @@ from fedshift.core.params import nearest
 from fedshift.core.threads import threads_for
 from fedshift.core.weights import Weighting, Weights
 from fedshift.data.federation import Federation
+from fedshift.data.tables import Encoded, Sites
 from fedshift.errors import InputError, option
 from fedshift.federation.client_weights import RatioMethod
 from fedshift.federation.crossval import MODELS, CrossFittedModel
@@ -35,7 +36,7 @@ BETTER = 1.0
 
 
 def fit_tables(
-    federation: Federation,
+    federation: Federation | Sites | Encoded,
     *,
     seed: int = 0,
     objective: str = "auto",
@@ -52,9 +53,9 @@ def fit_tables(
 
     Parameters
     ----------
-    federation : Federation
-        Rows of numeric columns; labels 0, 1, … or numbers. Test labels are optional and read at
-        the end.
+    federation : Federation or Sites
+        Rows of numeric columns with classes or numbers as labels, or tables as they are
+        (`fedshift.Sites.of`). Test labels are optional and read at the end.
     objective : str
         "auto": a row has weight q̄/p̄, the ratio of the mixtures of all test and all training
         distributions (`fedshift.federation.shift_type`). "erm": no weights. Any other name of
@@ -66,7 +67,7 @@ def fit_tables(
         "auto" also tries a perceptron, by cross-validation, if there are at least 1000
         training rows.
     loss : {"auto", "cross-entropy", "squared"}
-        "auto" takes whole numbers for classes.
+        "auto" takes text and whole numbers for classes.
     base : mapping of site to (n_k,), optional
         Sample weights that training rows already have, such as survey weights. Importance weights
         multiply them.
@@ -95,7 +96,9 @@ def fit_tables(
     aim = None if objective == "auto" else Objective.of(objective)
     if model not in ("auto", *MODELS):
         raise InputError(f"{option('model')} must be {nearest(model, ('auto', *MODELS))}")
-    study = TableStudy.of(federation, loss=loss, base=base, folds=folds, seed=seed)
+    tables = federation.encode() if isinstance(federation, Sites) else federation
+    study = TableStudy.of(tables, loss=loss, base=base, folds=folds, seed=seed)
+    federation = study.federation
     if aim is not None:
         aim.check(federation)
     with threads_for(sum(c.x.size for c in federation)):
@@ -146,6 +149,8 @@ def fit_tables(
         seconds=time.perf_counter() - begin,
         shape=federation[0].x.shape[1:],
         columns=federation.columns,
+        classes=study.names,
+        encoder=study.encoder,
     )
 
 

@@ -101,7 +101,7 @@ def _compare(
         x, losses = study.scaled[c.name].test_x, []
         for fit, scores in zip(fits[c.name], every, strict=False):
             z = scores_of(fit.module, x) if deployed else fit.held_out[c.name]
-            z = study.out[0] + study.out[1] * z  # in the unit of the labels
+            z = study.scaling.out[0] + study.scaling.out[1] * z  # in the unit of the labels
             scores.append(score_rows(z, y, c, study.loss))
             losses.append({c.name: unit * per_row(z, y, study.loss, c.name)[0]})
         if len(losses) > 1 and effective_sample_size(w) >= LEAST_ESS:

@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from fedshift.core.moments import moments
 from fedshift.core.params import whole_number
-from fedshift.core.samples import Float64Array
+from fedshift.core.samples import Float64Array, as_numbers
 from fedshift.core.weights import Weighting, Weights, effective_sample_size
 from fedshift.data.federation import Federation, check_federation
+from fedshift.data.labels import encode_classes, learn_classes, with_numbers
+from fedshift.data.tables import Encoded, Encoder
+from fedshift.data.tables.target import Class
 from fedshift.errors import FedshiftWarning, InputError
 from fedshift.federation.client_weights import RatioMethod, compute_weights, estimate_log_ratios
 from fedshift.federation.crossval import CrossFittedModel, Folds, cross_fit, make_folds, scores_of
 from fedshift.federation.ledger import Ledger
+from fedshift.federation.scaling import Scaling
 from fedshift.federation.shift_type import (
     Explanation,
     SiteLabelDistributions,
@@ -28,11 +30,9 @@ from fedshift.federation.shift_type import (
 )
 from fedshift.learn.evaluate import LossName, evaluate
 from fedshift.learn.forecast import Forecast, forecast_accuracy, forecast_error
-from fedshift.learn.models import Scaled
 from fedshift.learn.objective import Objective
 from fedshift.outcome import ModelCandidate
 from fedshift.settings import Settings
-from fedshift.training import count_classes
 
 #: below this mean log loss of classifying a site's rows against training rows, they look like none
 STRANGE = 0.1
@@ -54,13 +54,10 @@ class TableStudy:
     scaled : Federation
         The federation with columns and regression labels scaled to mean 0 and standard deviation 1,
         without test labels.
-    mean, scale : ndarray (d,)
-        Mean and scale of the columns.
-    out : (float, float)
-        Mean and scale of the regression labels.
+    scaling : Scaling
     loss : {"cross-entropy", "squared"}
-    classes : int
-        Number of classes; 1 in regression.
+    names : tuple
+        The classes; empty in regression.
     base : mapping of client to ndarray (n_k,), or None
         Sample weights that training rows already have, such as survey weights.
     fold : mapping of client to ndarray (n_k,)
@@ -68,24 +65,25 @@ class TableStudy:
     seed : int
     ledger : Ledger
         Records everything that leaves a site.
+    encoder : Encoder or None
+        What made numbers of the rows, if they were tables.
     """
 
     federation: Federation
     scaled: Federation
-    mean: Float64Array
-    scale: Float64Array
-    out: tuple[float, float]
+    scaling: Scaling
     loss: LossName
-    classes: int
+    names: tuple[Any, ...]
     base: Mapping[str, Float64Array] | None
     fold: Folds
     seed: int
     ledger: Ledger
+    encoder: Encoder | None
 
     @classmethod
     def of(
         cls,
-        federation: Federation,
+        tables: Federation | Encoded,
         *,
         loss: str,
         base: Mapping[str, npt.ArrayLike] | None,
@@ -93,33 +91,30 @@ class TableStudy:
         seed: int,
     ) -> TableStudy:
         """Check a federation, scale it and cut it into folds."""
+        ledger, names, encoder = Ledger(), tuple[Class, ...](), None
+        federation = tables.federation if isinstance(tables, Encoded) else tables
+        if isinstance(tables, Encoded):
+            names, encoder = tables.classes, tables.encoder
+            base = tables.weights if base is None else base
+            for site, sums in tables.sums.items():
+                ledger.add(site, "share.encoding", up=sums.up)
         check_federation(federation, "fit_tables")
         whole_number(folds, "folds", least=2)
-        federation, name = _read_loss(federation, loss)
-        classes = count_classes(federation, Settings(loss=name))
+        whole_number(seed, "seed", least=0)
+        federation, name, names = _read_labels(federation, loss, names)
         rows = sum(len(c.x) for c in federation)
-        if rows < 2 or (name == "cross-entropy" and classes < 2):
-            raise InputError(
-                f"training needs at least two rows and two classes; got {rows} rows of "
-                f"{classes} classes; check the label column"
-            )
-        ledger = Ledger()
-        mean, scale = _column_scale(federation, ledger)
-        out = _label_scale(federation, ledger) if name == "squared" else (0.0, 1.0)
-        scaled = _scaled(federation, mean, scale, out, name)
-        return cls(
-            federation,
-            scaled,
-            mean,
-            scale,
-            out,
-            name,
-            classes,
-            None if base is None else _checked_base(federation, base),
-            make_folds({c.name: c.y for c in scaled}, count=min(folds, rows), seed=seed),
-            seed,
-            ledger,
-        )
+        if rows < 2:
+            raise InputError("training needs two rows and two classes or numbers; got one row")
+        scaling = Scaling.of(federation, name, ledger)
+        scaled = scaling.federation(federation)
+        fold = make_folds({c.name: c.y for c in scaled}, count=min(folds, rows), seed=seed)
+        own = None if base is None else _checked_base(federation, base)
+        return cls(federation, scaled, scaling, name, names, own, fold, seed, ledger, encoder)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; 1 in regression."""
+        return max(1, len(self.names))
 
     @property
     def rows(self) -> int:
@@ -212,7 +207,7 @@ class TableStudy:
         ratios, limit = covariate.log_ratio, Weighting(clip=CLIP)
         weights = self.times_base(_split(ratios, limit) if shift == "covariate" else None)
         if self.loss == "squared":
-            squares = {n: 2 * v * self.out[1] ** 2 for n, v in fit.losses.items()}
+            squares = {n: 2 * v * self.scaling.out[1] ** 2 for n, v in fit.losses.items()}
             sizes = {c.name: len(c.test_x) for c in self.scaled}
             return forecast_error(squares, sizes, weights=weights, doubts=doubts)
         lift = None
@@ -238,60 +233,27 @@ class TableStudy:
         self, name: str, fit: CrossFittedModel, weights: Mapping[str, Weights] | None
     ) -> ModelCandidate:
         """Make a model of unscaled columns, and evaluate it if all test labels are known."""
-        mean, scale = (torch.as_tensor(v) for v in (self.mean, self.scale))
-        model = Scaled(fit.module, mean, scale, self.out).eval()
+        model = self.scaling.model(fit.module)
         evaluation = None
         if all(c.test_y is not None for c in self.federation):
             evaluation = evaluate(model, self.federation, loss=self.loss, weights=weights)
         return ModelCandidate(name, fit, model, weights, evaluation)
 
 
-def _read_loss(federation: Federation, loss: str) -> tuple[Federation, LossName]:
-    """The loss by name, and the federation with labels of the type that it needs."""
-    whole = all(c.y.dtype.kind in "biu" for c in federation)
+def _read_labels(
+    federation: Federation, loss: str, names: tuple[Any, ...]
+) -> tuple[Federation, LossName, tuple[Any, ...]]:
+    """The federation with labels for training, the loss by name, and the classes."""
+    kinds = {np.array(c.y.tolist()).dtype.kind for c in federation}  # also those of objects
     if loss == "auto":
-        loss = "cross-entropy" if whole else "squared"
+        loss = "cross-entropy" if kinds <= set("biuUS") else "squared"
     name: LossName = Settings(loss=loss).loss  # type: ignore[arg-type]  # checks
-    if name == "squared" or not whole:
-        return federation, name
-    return replace(
-        federation, clients=tuple(replace(c, y=c.y.astype(np.int64)) for c in federation)
-    ), name
-
-
-def _column_scale(federation: Federation, ledger: Ledger) -> tuple[Float64Array, Float64Array]:
-    """Mean and standard deviation of columns over all training rows, from sums of the sites."""
-    d = int(np.prod(federation[0].x.shape[1:]))
-    flat = {c.name: c.x.reshape(len(c.x), d).astype(np.float64) for c in federation}
-    mean, sd, repeated = moments(list(flat.values()))
-    for name in flat:  # d sums twice and a count; the mean is sent back in between
-        up, down = 8 * (2 * d + 1 + repeated), 8 * (2 * d + repeated)
-        ledger.add(name, "query.describe", up=up, down=down)
-    return mean, np.where(sd > 0.0, sd, 1.0)
-
-
-def _label_scale(federation: Federation, ledger: Ledger) -> tuple[float, float]:
-    y = np.concatenate([np.asarray(c.y, dtype=np.float64) for c in federation])
-    mean, sd, repeated = moments([y])
-    for c in federation:
-        ledger.add(c.name, "query.describe", up=8 * (2 + repeated), down=8 * (2 + repeated))
-    return float(mean), float(sd) or 1.0
-
-
-def _scaled(
-    federation: Federation,
-    mean: Float64Array,
-    scale: Float64Array,
-    out: tuple[float, float],
-    loss: str,
-) -> Federation:
-    """Scale columns and regression labels to mean 0 and standard deviation 1."""
-    clients = []
-    for c in federation:
-        x, test = ((r.reshape(len(r), -1) - mean) / scale for r in (c.x, c.test_x))
-        y = c.y if loss == "cross-entropy" else (c.y.astype(np.float64) - out[0]) / out[1]
-        clients.append(replace(c, x=x, y=y, test_x=test, test_y=None))
-    return Federation(tuple(clients))
+    if name == "squared":
+        return with_numbers(federation), name, ()
+    if names:
+        return federation, name, names
+    classes = learn_classes(federation)
+    return encode_classes(federation, classes), name, tuple(classes.tolist())
 
 
 def _checked_base(
@@ -299,7 +261,7 @@ def _checked_base(
 ) -> dict[str, Float64Array]:
     out = {}
     for c in federation:
-        w = np.asarray(base.get(c.name, np.ones(len(c.x))), dtype=np.float64)
+        w = as_numbers(base.get(c.name, np.ones(len(c.x))), f"client {c.name!r}: base")
         good = w.shape == (len(c.x),) and np.isfinite(w).all() and (w >= 0).all() and w.any()
         if not good:
             raise InputError(

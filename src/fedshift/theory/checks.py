@@ -8,7 +8,7 @@ import numbers
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.samples import Float64Array, Rows, as_rows
+from fedshift.core.samples import Float64Array, Rows, as_numbers, as_rows
 from fedshift.errors import InputError
 
 
@@ -39,10 +39,7 @@ def vector(
 
     A single number is repeated `length` times.
     """
-    try:
-        v = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} must hold numbers; got {values!r}") from None
+    v = as_numbers(values, name)
     if v.ndim == 0 and length is not None:
         v = np.full(length, v)
     if v.ndim != 1 or not len(v) or (length is not None and len(v) != length):

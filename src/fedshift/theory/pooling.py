@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.params import whole_number
-from fedshift.core.samples import Float64Array
+from fedshift.core.params import check_numbers, whole_number
+from fedshift.core.samples import Float64Array, as_numbers
 from fedshift.core.weights import log_share
 from fedshift.errors import InputError
 from fedshift.theory.checks import distribution, vector
@@ -88,13 +88,14 @@ def pooling_variance(
     >>> [round(pooling_variance(few, many, pooling=b, rows=10).total, 3) for b in (0.0, 0.5, 1.0)]
     [0.953, 0.139, 0.019]
     """
+    check_numbers(pooling_variance, locals())
     p, q = _distributions(train, "train"), _distributions(test, "test")
     if p.shape != q.shape:
         raise InputError(
             f"train and test must have the same clients and states; got {p.shape} and {q.shape}"
         )
     clients, states = p.shape
-    value = np.eye(states) if loss is None else np.asarray(loss, dtype=np.float64)
+    value = np.eye(states) if loss is None else as_numbers(loss, "loss")
     if value.ndim not in (1, 2) or len(value) != states or not np.isfinite(value).all():
         raise InputError(f"loss must be finite numbers, ({states},) or ({states}, d); got {loss!r}")
     value = value.reshape(states, -1)
@@ -142,8 +143,8 @@ def best_pooling(
 
 
 def _distributions(table: npt.ArrayLike, name: str) -> Float64Array:
-    p = np.asarray(table, dtype=np.float64)
-    if p.ndim != 2:
+    p = as_numbers(table, name)
+    if p.ndim != 2 or not len(p):
         raise InputError(f"{name} must have shape (clients, states); got {p.shape}")
     return np.stack([distribution(row, f"{name} distribution {k}") for k, row in enumerate(p)])
 

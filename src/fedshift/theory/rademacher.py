@@ -96,7 +96,7 @@ def _all_signs(n: int) -> Iterator[Float64Array]:
 
 
 def _drawn_signs(n: int, draws: int, seed: int) -> Iterator[Float64Array]:
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(whole_number(seed, "seed", least=0))
     for start in range(0, draws, BLOCK):
         yield rng.choice([-1.0, 1.0], size=(min(BLOCK, draws - start), n))
 

@@ -78,6 +78,8 @@ def second_moment(rows: Rows, *, weight: npt.ArrayLike | None = None) -> Float64
     """
     x = matrix(rows, "rows")
     w = np.ones(len(x)) if weight is None else vector(weight, "weight", length=len(x), least=0.0)
+    if not w.any():
+        raise InputError("weight must be above zero for at least one row; got zeros only")
     moment: Float64Array = (x * (w / w.sum())[:, None]).T @ x
     return moment
 
@@ -170,7 +172,7 @@ def random_design(
     >>> random_design(draw=draw, theta=[1, 1], noise=1.0, ridge=1.0, moment=np.eye(2)).designs
     1000
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(whole_number(seed, "seed", least=0))
     each = []
     for _ in range(whole_number(designs, "designs")):
         x, weight = draw(rng)

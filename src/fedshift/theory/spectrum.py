@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedshift.core.by_name import ByName
 from fedshift.core.samples import Float64Array, Rows
 from fedshift.errors import InputError
-from fedshift.theory.checks import matrix
+from fedshift.theory.checks import matrix, number
 
 #: reasons why the condition fails in a direction
 REASONS = ("no training variance", "no test variance", "test variance too large")
@@ -171,8 +171,7 @@ def eigenvalue_check(
     >>> eigenvalue_check(train=x, test=0.5 * x)
     Spectrum(the eigenvalue condition holds in 3 of 3 directions)
     """
-    if not 0 < ridge < np.inf:
-        raise InputError(f"ridge must be a positive number; got {ridge!r}")
+    number(ridge, "ridge", above=0.0)
     if pair not in ("rank", "direction"):
         raise InputError(f"pair must be 'rank' or 'direction'; got {pair!r}")
     n, moments = _second_moments(train, test)

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.samples import Float64Array
+from fedshift.core.samples import Float64Array, as_numbers
 from fedshift.errors import InputError
 from fedshift.theory.checks import distribution, vector
 
@@ -75,8 +75,8 @@ class ObjectiveVariance:
         >>> ObjectiveVariance.of_distributions([[0.8, 0.2], [0.2, 0.8]], [1.0, 0.0])
         ObjectiveVariance(ERM 0.32, FTW-ERM 1.06: ERM is less noisy)
         """
-        table = np.asarray(distributions, dtype=np.float64)
-        if table.ndim != 2:
+        table = as_numbers(distributions, "distributions")
+        if table.ndim != 2 or not len(table):
             raise InputError(f"distributions must have shape (clients, states); got {table.shape}")
         p = np.stack([distribution(row, f"distribution {k}") for k, row in enumerate(table)])
         value = vector(loss, "loss", length=p.shape[1])

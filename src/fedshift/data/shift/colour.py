@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.core.samples import Float64Array, FloatArray, Rows
+from fedshift.core.params import check_numbers, one_of
+from fedshift.core.samples import Float64Array, FloatArray, Rows, as_numbers
 from fedshift.data.federation import Federation, Goal
 from fedshift.data.shift.pool import Index, Int64Array, Pool, assemble, class_labels, client_names
 from fedshift.errors import InputError
@@ -163,13 +164,13 @@ class ColourFlip:
     kind: RatioKind = "joint"
 
     def __post_init__(self) -> None:
-        n = len(self.train_flip)
+        check_numbers(type(self), vars(self))
+        n = as_numbers(self.train_flip, "train_flip").size
         for name in ("train_flip", "test_flip", "train_share", "test_share"):
             value = getattr(self, name)
             top, low = (1.0, 0.0) if name.endswith("flip") else (np.inf, np.finfo(float).tiny)
-            if value is not None and (
-                n == 0 or len(value) != n or not all(low <= v <= top for v in value)
-            ):
+            v = as_numbers(np.ones(n) if value is None and name.endswith("share") else value, name)
+            if n == 0 or v.shape != (n,) or not ((low <= v) & (v <= top)).all():
                 need = "in [0, 1]" if name.endswith("flip") else "above 0"
                 raise InputError(
                     f"{name} must have one number {need} per client, as many as train_flip ({n}); "
@@ -177,8 +178,7 @@ class ColourFlip:
                 )
         if not 0 <= self.noise <= 1:
             raise InputError(f"noise must be a probability in [0, 1]; got {self.noise}")
-        if self.kind not in ("joint", "marginal"):
-            raise InputError(f"kind must be 'joint' or 'marginal'; got {self.kind!r}")
+        one_of(self, "kind", ("joint", "marginal"))
 
     @classmethod
     def paper(cls, *, grayscale: bool = False, kind: RatioKind = "joint") -> ColourFlip:

@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedshift.core.params import one_of, positive, whole
 from fedshift.core.samples import Rows
 from fedshift.data.federation import Federation
 from fedshift.data.shift.labels import Labels
 from fedshift.data.shift.pool import Pool, per_client
-from fedshift.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,14 @@ class LabelDirichlet:
     short: Literal["error", "reuse"] = "error"
 
     def __post_init__(self) -> None:
+        whole(self, "clients")
+        one_of(self, "short", ("error", "reuse"))
         per_client(self.train_rows, self.clients, "train_rows")
         per_client(self.test_rows, self.clients, "test_rows")
-        for name, value in (("alpha", self.alpha), ("test_alpha", self.test_alpha)):
-            if value is not None and not 0 < value < np.inf:
-                raise InputError(f"{name} must be positive and finite; got {value}")
-        if self.classes < 1:
-            raise InputError(f"classes must be at least 1; got {self.classes}")
+        positive(self, "alpha")
+        if self.test_alpha is not None:
+            positive(self, "test_alpha")
+        whole(self, "classes")
 
     def labels(self, *, seed: int) -> Labels:
         """Return the label distributions and counts that `split` uses with the same seed."""

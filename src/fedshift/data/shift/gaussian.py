@@ -11,7 +11,8 @@ import numpy.typing as npt
 from scipy.linalg import solve_triangular
 from scipy.special import expit, logsumexp
 
-from fedshift.core.samples import Float64Array, FloatArray
+from fedshift.core.params import check_numbers
+from fedshift.core.samples import Float64Array, FloatArray, as_numbers
 from fedshift.data.federation import Federation, Goal
 from fedshift.data.shift.pool import assemble, client_names, per_client
 from fedshift.errors import InputError
@@ -35,6 +36,7 @@ class LogisticOutcome:
 
     def __call__(self, x: Float64Array, rng: np.random.Generator) -> npt.NDArray[np.int64]:
         """Return a label (n,) for each row of x (n, d)."""
+        check_numbers(type(self), vars(self))
         p = expit(_linear(x, self.coef) + self.intercept)
         return np.asarray(rng.random(len(x)) < p, dtype=np.int64)
 
@@ -57,6 +59,7 @@ class LinearOutcome:
 
     def __call__(self, x: Float64Array, rng: np.random.Generator) -> Float64Array:
         """Return a value (n,) for each row of x (n, d)."""
+        check_numbers(type(self), vars(self))
         mean = _linear(x, self.coef) + self.intercept
         return np.asarray(mean + self.noise * rng.normal(size=len(x)))
 
@@ -208,6 +211,7 @@ class GaussianShift:
         InputError
             If `outcome` does not return one label per row.
         """
+        check_numbers(GaussianShift.draw, locals())
         truth = self._distributions()
         clients, d = truth.train_mean.shape
         outcome = LogisticOutcome([1.0] * d) if self.outcome is None else self.outcome
@@ -232,7 +236,7 @@ class GaussianShift:
         return Federation(assemble(truth.names, *sides), truth)
 
     def _distributions(self) -> GaussianDistributions:
-        means = [np.asarray(m, dtype=np.float64) for m in (self.train_mean, self.test_mean)]
+        means = [as_numbers(getattr(self, n), n) for n in ("train_mean", "test_mean")]
         if means[0].ndim != 2 or not means[0].size or means[0].shape != means[1].shape:
             raise InputError(
                 "train_mean and test_mean must both be (clients, d); got "
@@ -249,10 +253,10 @@ class GaussianShift:
 
 
 def _linear(x: Float64Array, coef: Sequence[float]) -> Float64Array:
-    c = np.asarray(coef, dtype=np.float64)
-    if c.shape != x.shape[1:]:
+    c = as_numbers(coef, "coef")
+    if c.shape != x.shape[1:] or not np.isfinite(c).all():
         raise InputError(
-            f"coef must have {x.shape[1]} entries, one per column; got shape {c.shape}"
+            f"coef must have {x.shape[1]} entries, one finite number per column; got {c}"
         )
     return np.asarray(x @ c)
 

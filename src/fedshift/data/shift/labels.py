@@ -48,14 +48,17 @@ class LabelDistributions:
         with np.errstate(divide="ignore"):  # log 0 is −∞, see the class
             target = np.log(self.test[goals].sum(axis=0))
             source = np.log(self.train[self.names.index(client)])
-        y = federation[client].y
+        y = self._labels(federation, client)
         return np.asarray(target[y] - source[y])
 
     def log_densities(self, federation: Federation, client: str) -> Float64Array:
         """Return log p_j^tr(y) (n, K) of all K clients j at the training rows of `client`."""
         shares = self.train[[self.names.index(c.name) for c in federation]]
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log(shares[:, federation[client].y]).T)
+            return np.asarray(np.log(shares[:, self._labels(federation, client)]).T)
+
+    def _labels(self, federation: Federation, client: str) -> Int64Array:
+        return class_labels(federation[client].y, self.train.shape[1], f"client {client!r}:")
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp
 
-from fedshift.core.samples import Float64Array, FloatArray, Rows, blocks
+from fedshift.core.params import check_numbers
+from fedshift.core.samples import Float64Array, FloatArray, Rows, as_numbers, blocks
 from fedshift.data.federation import Federation, Goal
 from fedshift.data.shift.pool import Pool, assemble, client_names
 from fedshift.errors import InputError
@@ -126,11 +127,12 @@ class CovariateTilt:
     test_share: float = 0.5
 
     def __post_init__(self) -> None:
+        check_numbers(type(self), vars(self))
         for name in ("train_slopes", "test_slopes"):
-            slopes = tuple(float(v) for v in getattr(self, name))
-            object.__setattr__(self, name, slopes)
-            if not slopes or not np.isfinite(slopes).all():
+            slopes = as_numbers(getattr(self, name), name)
+            if slopes.ndim != 1 or not len(slopes) or not np.isfinite(slopes).all():
                 raise InputError(f"{name} must be one finite number per client; got {slopes}")
+            object.__setattr__(self, name, tuple(slopes.tolist()))
         if len(self.train_slopes) != len(self.test_slopes):
             raise InputError(
                 f"train_slopes and test_slopes must both have one number per client; got "
